@@ -226,6 +226,7 @@ class RolloutWorker:
         self._loaded: WeightsLoaded | None = None
         self._asleep = False  # by the driver's wish; the spot trainer's pauses are its own
         self._changing = asyncio.Lock()
+        self._telling = asyncio.Lock()  # first come, first served
         self._calls = ThreadPoolExecutor(1, thread_name_prefix=f"{name}-calls")
         if ray.is_initialized() and ray.get_runtime_context().get_actor_id() is not None:  # a process of its own
             on_sigterm(self._leave)
@@ -263,17 +264,19 @@ class RolloutWorker:
     async def tell(self, command: Command | bytes, memory: Memory | None = None) -> None:
         """Give the engine a command that has no answer, or such a command pickled; requests' outcome comes through
         `stream`. Pass an ObjectRef as `memory`: it arrives as a read-only view of the object store. Drafter training
-        here stops before requests come. Raises NoEngineError, EngineDiedError."""
+        here stops before requests come. The engine gets commands in the order in which they are told, though some wait:
+        an abort never overtakes its requests. Raises NoEngineError, EngineDiedError."""
         if isinstance(command, bytes):
             command = cast(Command, pickle.loads(command))
         if isinstance(command, Answered):
             raise TypeError(f"{type(command).__name__} is answered: ask it")
-        if isinstance(command, Submit) and self._spot is not None:
-            await self._spot.begin_work(len(command.requests))
-        if isinstance(command, Submit) and self._asleep:
-            self._asleep = False
-            await self._call(self._engine().engine.send, Wake())
-        await self._call(self._engine().engine.send, command, memory)
+        async with self._telling:
+            if isinstance(command, Submit) and self._spot is not None:
+                await self._spot.begin_work(len(command.requests))
+            if isinstance(command, Submit) and self._asleep:
+                self._asleep = False
+                await self._call(self._engine().engine.send, Wake())
+            await self._call(self._engine().engine.send, command, memory)
 
     @ray.method
     async def ask(self, command: Answered[Any], memory: Memory | None = None) -> Any:

@@ -74,6 +74,7 @@ def stand_in() -> Any:
     """The module."""
     module: Any = ModuleType("pydantic")
     module.BaseModel, module.Field, module.ValidationError = _Options, _no_field, ValueError
+    module.AfterValidator = _left_as_it_is
     for name in ("field_validator", "model_validator", "field_serializer", "model_serializer"):
         setattr(module, name, _left_as_it_is)
     return module

@@ -12,8 +12,17 @@ import pytest
 from actors import rollout_worker
 from actors.engine.shared_rollouts import pack
 from actors.rollout_worker import NoEngineError, RolloutWorker
-from contracts.engine import LoadDrafters, Remember, SaveDrafters, Submit, UpdateWeights
-from contracts.rollout import DraftersSaved, EngineDiedError, EngineFailed, Event, Finished, IntArray, Progress
+from contracts.engine import Abort, LoadDrafters, Remember, SaveDrafters, Submit, UpdateWeights
+from contracts.rollout import (
+    DraftersSaved,
+    EngineDiedError,
+    EngineFailed,
+    Event,
+    Finished,
+    FinishReason,
+    IntArray,
+    Progress,
+)
 from models.checksum import checksum
 from models.manifest import WeightsManifest
 from tests.actors.fake_engine import FakeEngine, FakeOptions, make_request, response
@@ -65,6 +74,30 @@ async def test_streams_progress_and_rollouts_and_allows_one_reader() -> None:
     await w.shutdown()
     assert (await w.status()).engine == "none"
     assert [e async for e in stream] == []  # the end of an engine is the end of its stream
+
+
+@pytest.mark.asyncio
+async def test_an_abort_does_not_overtake_its_requests_while_training_stops() -> None:
+    stopped = asyncio.Event()
+
+    class StopsLate:
+        async def begin_work(self, requests: int) -> None:
+            await stopped.wait()
+
+    w = worker(step_s=0.01)
+    await w.restart_engine()
+    w._spot = StopsLate()  # type: ignore[assignment]
+    stream = w.stream()
+    submitted = asyncio.create_task(w.tell(Submit((make_request(0, max_new_tokens=60),))))
+    await asyncio.sleep(0)
+    aborted = asyncio.create_task(w.tell(Abort((0,))))
+    await asyncio.sleep(0.05)
+    stopped.set()
+    await asyncio.wait_for(asyncio.gather(submitted, aborted), DEADLINE_S)
+    [rollout] = [event.rollout for event in await read(stream, 1) if isinstance(event, Finished)]
+    assert rollout.finish_reason is FinishReason.ABORT
+    w._spot = None
+    await w.shutdown()
 
 
 @pytest.mark.asyncio

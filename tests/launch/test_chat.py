@@ -232,8 +232,14 @@ def test_a_terminal_is_greeted_and_ended_by_a_key(run: Path, end: bytes) -> None
         os.write(main, b"one\n")
         until(b"cut at 12 tokens")
         until(b"\n> ", times=2)
-        os.write(main, end)
-        assert child.wait(60) == 0
+        # A key in the instant between the prompt and CPython's wait for one is noticed with the next key: pressed again.
+        for left in reversed(range(6)):
+            os.write(main, end)
+            try:
+                assert child.wait(15) == 0
+                break
+            except subprocess.TimeoutExpired:
+                assert left, seen
     finally:
         child.kill()
         child.wait()

@@ -82,7 +82,7 @@ class Engine:
 
     def load(self, weights: tuple[WeightsManifest, Buffer]) -> dict[str, Tensor]:
         self.core.apply(UpdateWeights(weights[0]), weights[1])
-        model: Transformer = self.core._engine._model  # type: ignore[attr-defined]
+        model: Transformer = self.core._model
         return {name: tensor.clone() for name, tensor in hf_targets(model).items()}
 
 

@@ -12,7 +12,7 @@ import yaml
 from config.model import ModelOptions
 from config.rollout import EngineOptions
 from launch.report.summary import summarise
-from launch.run import job
+from launch.run import opening
 from tests.actors.fake_engine import FakeEngine, FakeOptions
 from tests.train.conftest import Runs
 
@@ -33,7 +33,7 @@ def events(folder: Path) -> list[dict[str, Any]]:
 def test_a_run_without_log_probs_at_temperature_1_learns_evaluates_and_resumes(
     runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job, "spawn_engine", spawn)
+    monkeypatch.setattr(opening, "spawn_engine", spawn)
     steps = runs.run("other", *VLLM, "run.steps=2", "rollout.sampling.temperature=0.5", "learner.mini_batches=2")
     folder = runs.root / "other"
     for row in steps:
@@ -59,6 +59,6 @@ def test_a_run_without_log_probs_at_temperature_1_learns_evaluates_and_resumes(
 
 
 def test_an_engine_that_disagrees_stops_the_run_also_without_them(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job, "spawn_engine", spawn)
+    monkeypatch.setattr(opening, "spawn_engine", spawn)
     with pytest.raises(Exception, match=r"log-probs of the sampled tokens differ .*rollout-0"):
         runs.run("apart", "rollout.engine.backend=vllm", "run.steps=1")
