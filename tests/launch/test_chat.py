@@ -232,7 +232,7 @@ def test_a_terminal_is_greeted_and_ended_by_a_key(run: Path, end: bytes) -> None
         os.write(main, b"one\n")
         until(b"cut at 12 tokens")
         until(b"\n> ", times=2)
-        # A key in the instant between the prompt and CPython's wait for one is noticed with the next key: pressed again.
+        # CPython misses a key between its prompt and its wait for one until the next is pressed.
         for left in reversed(range(6)):
             os.write(main, end)
             try:
