@@ -11,7 +11,7 @@ c_V to the target's decoding and verification together, then eta and c_D to the 
 Two deviations. The paper measures F by a benchmark of matrix products; decoding alone cannot tell F (at 64 requests
 arithmetic is a quarter of a step), verification can. And bytes and operations hide each other imperfectly: instead of
 the larger of both, their norm of order OVERLAP; chosen by leaving out draft lengths and batch sizes of the A100 sweep
-in turn (docs/concepts/cost_model.md). Owns the fit and the toggle's boundary; reads no file.
+in turn (docs/howto/calibrate.md). Owns the fit and the toggle's boundary; reads no file.
 """
 
 import math

@@ -18,7 +18,7 @@ MOST_COLUMNS = 100
 MEAN_SENTENCE = 17.0
 LONG_SENTENCE = 30
 README_LINES = 90
-MANUAL_WORDS = 38_000
+MANUAL_WORDS = 30_000
 
 LINK = re.compile(r"!?\[([^\]]*)\]\([^)\s]*\)")
 CODE = re.compile(r"(`+)(?!`).+?(?<!`)\1(?!`)", re.DOTALL)
