@@ -1,5 +1,6 @@
 """The sizes of a decoder-only transformer and of its drafter: the one description that plans of memory, of time and of
-captured graphs are made of. Owns no name of any weight; models.config reads it from a config.json."""
+captured graphs are made of. Owns no name of any weight; models.config reads it from a config.json, and adds to it what
+a network is computed with."""
 
 from dataclasses import dataclass, replace
 

@@ -73,7 +73,7 @@ def vllm_config(model: Drafting) -> dict[str, Any]:
         )
     if not llama and config.output_bias:
         raise ExportError("the target has attention_bias, and vLLM's Qwen3 eagle3 block has none on o_proj")
-    shape = replace(config, family="llama" if llama else "qwen3", num_layers=1, tie_word_embeddings=False, source={})
+    shape = replace(config, family="llama" if llama else "qwen3", num_layers=1, tied=False, source={})
     written = shape.to_hf() | {"draft_vocab_size": config.vocab_size}
     if model.kind == "eagle":
         return written | {"attention_bias": config.output_bias, "qkv_bias": config.qkv_bias}
@@ -120,7 +120,7 @@ def _layer_ids(layers: tuple[int, ...]) -> list[int]:
 
 def _head(target: Path, config: ModelConfig) -> Tensor:
     with SafetensorsDirectory(target) as tensors:
-        return tensors["model.embed_tokens.weight" if config.tie_word_embeddings else "lm_head.weight"]
+        return tensors["model.embed_tokens.weight" if config.tied else "lm_head.weight"]
 
 
 def _stored_dtype(drafter: Path) -> torch.dtype:

@@ -68,30 +68,25 @@ class Llama3RopeScaling:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelConfig:
-    """Every number that decides what the network computes. `source` keeps the config.json it was read from, so that
-    keys which mean nothing to us (special token ids, ...) survive a round trip."""
+class ModelConfig(Network):
+    """Every number that decides what the network computes: its sizes, and how they are computed with.
+
+    `qk_norm` (RMSNorm over each query and key head before RoPE) follows from the family: Qwen3 has it. `source` keeps
+    the config.json it was read from, so that keys which mean nothing to us (token ids, ...) survive a round trip.
+    """
 
     family: Family
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
     max_position_embeddings: int
     rms_norm_eps: float = 1e-6
     rope_theta: float = 10_000.0
     rope_scaling: Llama3RopeScaling | None = None
-    tie_word_embeddings: bool = False
-    qkv_bias: bool = False
     output_bias: bool = False  # on o_proj
     mlp_bias: bool = False
     initializer_range: float = 0.02
     source: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "qk_norm", self.family == "qwen3")
         for name in ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads"):
             if getattr(self, name) < 1:
                 raise ModelConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
@@ -101,35 +96,6 @@ class ModelConfig:
             )
         if self.head_dim < 2 or self.head_dim % 2:
             raise ModelConfigError(f"head_dim must be even and positive for RoPE, got {self.head_dim}")
-
-    @property
-    def qk_norm(self) -> bool:
-        """RMSNorm over each query and key head before RoPE (Qwen3)."""
-        return self.family == "qwen3"
-
-    @property
-    def query_size(self) -> int:
-        return self.num_heads * self.head_dim
-
-    @property
-    def kv_size(self) -> int:
-        return self.num_kv_heads * self.head_dim
-
-    def network(self, *, item_bytes: int = 2) -> Network:
-        """Its sizes alone, in so many bytes a weight: what plans of memory and time are made of."""
-        return Network(
-            vocab_size=self.vocab_size,
-            hidden_size=self.hidden_size,
-            intermediate_size=self.intermediate_size,
-            num_layers=self.num_layers,
-            num_heads=self.num_heads,
-            num_kv_heads=self.num_kv_heads,
-            head_dim=self.head_dim,
-            tied=self.tie_word_embeddings,
-            qkv_bias=self.qkv_bias,
-            qk_norm=self.qk_norm,
-            item_bytes=item_bytes,
-        )
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> "ModelConfig":
@@ -170,7 +136,7 @@ class ModelConfig:
             rms_norm_eps=float(config.get("rms_norm_eps", 1e-6)),
             rope_theta=rope_theta,
             rope_scaling=rope_scaling,
-            tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
+            tied=bool(config.get("tie_word_embeddings", False)),
             qkv_bias=True if family == "qwen2" else attention_bias,
             output_bias=attention_bias,
             mlp_bias=family == "llama" and bool(config.get("mlp_bias", False)),
@@ -205,7 +171,7 @@ class ModelConfig:
             "max_position_embeddings": self.max_position_embeddings,
             "rms_norm_eps": self.rms_norm_eps,
             "rope_parameters": rope,
-            "tie_word_embeddings": self.tie_word_embeddings,
+            "tie_word_embeddings": self.tied,
             "initializer_range": self.initializer_range,
         }
         if self.family in ("llama", "qwen3"):

@@ -26,7 +26,7 @@ def hf_layout(config: ModelConfig, low_bit: LowBitFormat | None = None) -> list[
     for layer in range(config.num_layers):
         slices += _block(config, f"model.layers.{layer}.", f"blocks.{layer}.", low_bit)
     slices.append(Slice("model.norm.weight", "norm.weight"))
-    if not config.tie_word_embeddings:
+    if not config.tied:
         slices.append(Slice("lm_head.weight", "lm_head.weight"))
     return slices
 

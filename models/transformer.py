@@ -309,7 +309,7 @@ class Transformer(nn.Module):
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype=dtype, device=place)
         self.lm_head: Projection | LowBitProjection | None = (
             None
-            if config.tie_word_embeddings
+            if config.tied
             else Projection(config.hidden_size, config.vocab_size, False, batch_invariant, dtype=dtype, device=place)
         )
         self.rope = RopeTable(config)

@@ -5,7 +5,7 @@ is the engine's own (`policies.speculation.graph_plan`), and so is what it is co
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -64,7 +64,7 @@ def graph_report(config: Config) -> GraphReport:
             *naive_plan([arm for arm in strategies if arm != PLAIN], speculating).graphs,
         )
     )
-    net = model.network(item_bytes=ITEM_BYTES[config.model.dtype])
+    net = replace(model, item_bytes=ITEM_BYTES[config.model.dtype])
     return GraphReport(
         batches=batches,
         strategies=strategies,

@@ -42,7 +42,7 @@ def model_shape(path: str | Path) -> str:
             f"{config.num_layers} layers of {config.hidden_size}",
             f"{config.num_heads}/{config.num_kv_heads} heads of {config.head_dim}",
             f"inner {config.intermediate_size}",
-            f"vocabulary {config.vocab_size}" + (", tied" if config.tie_word_embeddings else ""),
+            f"vocabulary {config.vocab_size}" + (", tied" if config.tied else ""),
             *biases,
         )
     )

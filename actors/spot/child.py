@@ -292,7 +292,7 @@ def _build(start: wire.TrainerStart) -> DrafterTrainer:
     with SafetensorsDirectory(Path(start.model.path)) as tensors:
         wanted = [name for name in HEAD_TENSORS if name in tensors]
         embedding, norm, *head = (tensors[name].to(dtype) for name in wanted)
-    lm_head = head[0] if head and not config.tie_word_embeddings else embedding
+    lm_head = head[0] if head and not config.tied else embedding
     target = TargetHead(
         config=config, version=0, embedding=embedding, norm=norm, lm_head=lm_head, rope=RopeTable(config)
     )

@@ -22,7 +22,7 @@ from models.transformer import Transformer
 from policies.roofline.devices import DEVICES, Device, device_named
 
 TINY: dict[str, Any] = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_layers": 2}
-TINY |= {"num_heads": 4, "num_kv_heads": 2, "head_dim": 16, "tie_word_embeddings": True}
+TINY |= {"num_heads": 4, "num_kv_heads": 2, "head_dim": 16, "tied": True}
 WIDE = TINY | {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32}  # which groups of 128 divide
 BLOCK_TOKENS = 16
 

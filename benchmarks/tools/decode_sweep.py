@@ -234,14 +234,7 @@ _SHAPES: dict[str, Network] = {
     "qwen-14b": _shape(152_064, 5120, 13_824, 48, 40, 8, False),
     "qwen-32b": _shape(152_064, 5120, 27_648, 64, 40, 8, False),
     "qwen-72b": _shape(152_064, 8192, 29_568, 80, 64, 8, False),
-} | {
-    f"qwen-{size}": Network(
-        **{name: value for name, value in fields.items() if name != "tie_word_embeddings"},
-        tied=bool(fields.get("tie_word_embeddings")),
-        qkv_bias=True,
-    )
-    for size, fields in QWEN.items()
-}
+} | {f"qwen-{size}": Network(**fields, qkv_bias=True) for size, fields in QWEN.items()}
 
 
 def network_of(model: str, config: Path | None = None) -> tuple[Network, str]:

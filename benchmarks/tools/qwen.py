@@ -1,5 +1,6 @@
 """Qwen2.5's shapes by size: what is predicted, compiled and measured without a checkpoint."""
 
+from dataclasses import replace
 from typing import Any
 
 from config.formats import FORMATS
@@ -9,9 +10,9 @@ from models.config import ModelConfig
 # Fields of ModelConfig.
 QWEN: dict[str, dict[str, Any]] = {
     "0.5b": {"vocab_size": 151_936, "hidden_size": 896, "intermediate_size": 4864, "num_layers": 24, "num_heads": 14}
-    | {"num_kv_heads": 2, "head_dim": 64, "tie_word_embeddings": True},
+    | {"num_kv_heads": 2, "head_dim": 64, "tied": True},
     "1.5b": {"vocab_size": 151_936, "hidden_size": 1536, "intermediate_size": 8960, "num_layers": 28, "num_heads": 12}
-    | {"num_kv_heads": 2, "head_dim": 128, "tie_word_embeddings": True},
+    | {"num_kv_heads": 2, "head_dim": 128, "tied": True},
     "7b": {"vocab_size": 152_064, "hidden_size": 3584, "intermediate_size": 18_944, "num_layers": 28, "num_heads": 28}
     | {"num_kv_heads": 4, "head_dim": 128},
 }
@@ -30,17 +31,4 @@ def qwen(size: str, **changed: Any) -> ModelConfig:
 
 def network(config: ModelConfig, item_bytes: int = 2, quantization: str = "none") -> Network:
     """A model as the predictor takes it, in an engine with that rollout.quantization."""
-    return Network(
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
-        num_layers=config.num_layers,
-        num_heads=config.num_heads,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        tied=config.tie_word_embeddings,
-        qkv_bias=config.qkv_bias,
-        qk_norm=config.qk_norm,
-        item_bytes=item_bytes,
-        low_bits=FORMATS.get(quantization),
-    )
+    return replace(config, item_bytes=item_bytes, low_bits=FORMATS.get(quantization))

@@ -58,7 +58,7 @@ class TargetHead:
         Raises ValueError if a tensor is missing or has another shape than `config` says."""
         found = {name: tensor for name, tensor in unpack(manifest, buffer, verify=False) if name in HEAD_TENSORS}
         shapes = {EMBEDDING: (config.vocab_size, config.hidden_size), NORM: (config.hidden_size,)}
-        if not config.tie_word_embeddings:
+        if not config.tied:
             shapes[HEAD] = shapes[EMBEDDING]
         for name, shape in shapes.items():
             if name not in found or tuple(found[name].shape) != shape:

@@ -40,7 +40,7 @@ _DRIVER = Path("/proc/driver/nvidia/gpus")
 
 def network_at(path: Path | str) -> Network:
     """Of a config.json or its directory, in 16 bits. Raises ModelConfigError, OSError."""
-    return ModelConfig.from_hf(read_config(path)).network()
+    return ModelConfig.from_hf(read_config(path))
 
 
 def network_of(config: Config) -> Network | None:

@@ -4,6 +4,7 @@ and hidden states of its own), beside what `policies.roofline.graphs` predicts."
 
 import gc
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -44,7 +45,7 @@ def memory(model: Transformer, max_tokens: int) -> list[dict[str, Any]]:
     bucketed = CapturePlan(bucketed_plan(policy.arms_at, batch_buckets(MAX_RUNNING)).of("target"))
     naive = CapturePlan(naive_plan((PLAIN, *STRATEGIES), range(1, MAX_RUNNING + 1)).of("target"))
     each = [CapturePlan((graph,)) for graph in naive.graphs]
-    shape = model.config.network(item_bytes=next(model.parameters()).element_size())
+    shape = replace(model.config, item_bytes=next(model.parameters()).element_size())
     rows = []
     for name, plans, one_pool in (
         ("bucketed", [bucketed], True),

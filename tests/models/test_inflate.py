@@ -24,7 +24,7 @@ DEMO = ModelConfig(
     num_kv_heads=1,
     head_dim=64,
     max_position_embeddings=512,
-    tie_word_embeddings=True,
+    tied=True,
 )
 GROWTH: dict[str, dict[str, int]] = {
     "hidden": {"hidden_size": 96},

@@ -1,6 +1,6 @@
 """Bytes of weights and of what autograd keeps: the plan's sums are those of the network itself, on meta tensors."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
@@ -58,16 +58,8 @@ class _Context:
 def meta_model(net: Network, layers: int, quantization: str = "none") -> Transformer:
     config = ModelConfig(
         family="qwen2",
-        vocab_size=net.vocab_size,
-        hidden_size=net.hidden_size,
-        intermediate_size=net.intermediate_size,
-        num_layers=layers,
-        num_heads=net.num_heads,
-        num_kv_heads=net.num_kv_heads,
-        head_dim=net.head_dim,
+        **{field.name: getattr(net, field.name) for field in fields(Network)} | {"num_layers": layers},
         max_position_embeddings=32_768,
-        tie_word_embeddings=net.tied,
-        qkv_bias=net.qkv_bias,
     )
     form = FORMATS.get(quantization)
     return Transformer(config, dtype=torch.bfloat16, device="meta", batch_invariant=False, low_bit=form)
