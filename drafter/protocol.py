@@ -46,6 +46,14 @@ class HiddenSource(Protocol):
     def last(self, slots: Int64Array, first_positions: Int64Array) -> HiddenRows:
         """For each slot the kept states from `first_positions` on; less where fewer are kept, without gaps."""
 
+    def begin(self, slot: int) -> None:
+        """Another request takes `slot`: nothing is kept of it yet."""
+        return
+
+    def clear(self) -> None:
+        """Nothing is kept of any: the target's weights are others."""
+        return
+
 
 @dataclass(frozen=True, slots=True)
 class KVPlaces:

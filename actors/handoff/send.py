@@ -5,7 +5,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,15 +25,6 @@ FORM_S = {"cuda": 60.0, "cpu": 15.0}  # for all members of a broadcast to connec
 Layout = tuple[Sequence[TensorSpec], int]
 
 
-class Outlet(Protocol):
-    """One way out of the staged pieces."""
-
-    def give(self, number: int, piece: Tensor) -> None: ...
-
-    def reclaim(self, number: int) -> None:
-        """Returns when nobody needs that piece any more."""
-
-
 class Sender:
     """Of one rank; it keeps the group of its broadcasts from one hand-off to the next."""
 
@@ -50,7 +41,7 @@ class Sender:
         start_s = time.monotonic()
         specs, total_bytes = layout
         ways, sums = ["nobody came"] * terms.receivers, PieceSums()
-        outlets: list[Outlet] = []
+        outlets: list[_Shared | _Broadcast] = []
         window: Window | None = None
         board: Board | None = None
         try:
@@ -163,6 +154,7 @@ class _Shared:
             self._receivers = []
 
     def reclaim(self, number: int) -> None:
+        """Returns when nobody needs that piece any more."""
         end_s = time.monotonic() + PATIENCE_S
         for receiver in list(self._receivers):
             gone = _gone(self._board, [receiver])

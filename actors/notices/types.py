@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 Provider = Literal["aws", "gcp", "azure"]
 
@@ -80,24 +80,6 @@ def changes(before: Sequence[SpotNotice], now: Sequence[SpotNotice]) -> list[New
     """What is new in what a service says now, and which ends it takes back."""
     withdrawn = {notice.what for notice in before if notice.ends} - {notice.what for notice in now}
     return [*(notice for notice in now if notice not in before), *map(Withdrawn, sorted(withdrawn))]
-
-
-class NoticeAdapter(Protocol):
-    """The protocol of one cloud, without sockets or a clock: `ask`, then `heard` with what came, and again.
-
-    A round ends when `wait` says so: then nothing is to be asked before the next period.
-    """
-
-    provider: Provider
-
-    def ask(self) -> Ask: ...
-
-    def heard(self, answer: MetadataAnswer) -> list[News]:
-        """What is new in it. Raises AnswerError; the next `ask` begins a round."""
-
-    @property
-    def wait(self) -> bool:
-        """Nothing more is to be asked in this round."""
 
 
 def unix_time(text: object) -> float | None:

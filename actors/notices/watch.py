@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from actors.notices.aws import AwsAdapter
 from actors.notices.azure import AzureAdapter
 from actors.notices.gcp import GcpAdapter
-from actors.notices.types import AnswerError, Ask, MetadataAnswer, News, NoticeAdapter, Provider
+from actors.notices.types import AnswerError, Ask, MetadataAnswer, News, Provider
 from config.spot import SpotOptions
 
 DETECT_TIMEOUT_S = 1.0
@@ -82,6 +82,11 @@ def watch(
         if stopped(period_s if failures else max(0.0, began_s + period_s - clock())):
             return
         began_s = clock()
+
+
+# The protocol of one cloud, without sockets or a clock: `ask`, then `heard` with what came (AnswerError: the next `ask`
+# begins a round), until `wait`: then nothing is to be asked before the next period.
+NoticeAdapter = AwsAdapter | GcpAdapter | AzureAdapter
 
 
 def adapter_of(provider: Provider, timeout_s: float = TIMEOUT_S) -> NoticeAdapter:

@@ -4,8 +4,7 @@ copy of the network or, where only adapters are trained, as what those were.
 
 import copy
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from typing import Protocol
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -13,21 +12,8 @@ from torch import Tensor
 from actors.training.network import LogProbModel
 
 
-class Reference(Protocol):
-    """Of one module. No gradient is ever taken of it."""
-
-    def take(self) -> None:
-        """The module's present weights are the reference from here on."""
-
-    def computing(self) -> AbstractContextManager[LogProbModel]:
-        """Inside the block: a module with the reference's weights."""
-
-    def state(self) -> dict[str, Tensor]:
-        """Live tensors, for saving and for loading in place."""
-
-
 class Frozen:
-    """A second network."""
+    """A second network. No gradient is ever taken of it."""
 
     def __init__(self, module: LogProbModel, build: Callable[[], LogProbModel] | None) -> None:
         """`build` makes another one like `module`; None: it can be copied."""
@@ -37,14 +23,17 @@ class Frozen:
 
     @torch.no_grad()
     def take(self) -> None:
+        """The module's present weights are the reference from here on."""
         for theirs, ours in zip(self.copy.parameters(), self._module.parameters(), strict=True):
             theirs.copy_(ours)
 
     @contextmanager
     def computing(self) -> Iterator[LogProbModel]:
+        """Inside the block: a module with the reference's weights."""
         yield self.copy
 
     def state(self) -> dict[str, Tensor]:
+        """Live tensors, for saving and for loading in place."""
         return {name: p.detach() for name, p in self.copy.named_parameters()}
 
 
@@ -77,3 +66,6 @@ class AdaptersBefore:
 
     def state(self) -> dict[str, Tensor]:
         return dict(self._kept)
+
+
+Reference = Frozen | AdaptersBefore

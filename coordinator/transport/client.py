@@ -17,7 +17,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 import zmq
 
@@ -27,22 +27,13 @@ from coordinator.driver import Driver
 from coordinator.member import Identity, Member
 from coordinator.transport.security import ClientKeys
 from coordinator.transport.waker import Waker
-from coordinator.wire import DRIVER, MAX_FRAME_BYTES, Ack, BadFrameError, Say, Tell, decode_answer, encode
+from coordinator.wire import DRIVER, MAX_FRAME_BYTES, Ack, BadFrameError, Tell, decode_answer, encode
 
 Command = Train | Stop
 Clock = Callable[[], float]
 
 
-class _End(Protocol):
-    @property
-    def due_s(self) -> float: ...
-    def connected(self, now_s: float) -> bool: ...
-    def take(self) -> list[Say]: ...
-    def hear(self, message: Ack | Tell, now_s: float) -> None: ...
-    def tick(self, now_s: float) -> None: ...
-
-
-E = TypeVar("E", bound=_End)
+E = TypeVar("E", bound=Driver | Member)
 
 
 class _Connection(Generic[E]):

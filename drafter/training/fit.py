@@ -8,7 +8,6 @@ has not fallen by `gain` (relative to its best) for `patience` evaluations, the 
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,14 +19,6 @@ from drafter.training.trainer import DrafterTrainer
 from models.transformer import Transformer
 
 Tokens = NDArray[np.int32]
-
-
-class Records(Protocol):
-    """Records by index, perhaps made when asked for."""
-
-    tokens: list[int]  # of each sequence
-
-    def take(self, indices: Sequence[int]) -> list[SequenceRecord]: ...
 
 
 class TargetRecords:
@@ -92,7 +83,7 @@ class FitProgress:
 
 def fit(
     trainer: DrafterTrainer,
-    records: Records,
+    records: TargetRecords,
     rule: PlateauRule = PlateauRule(),
     *,
     seed: int = 0,
@@ -156,7 +147,9 @@ def fit(
     return history
 
 
-def _judge(trainer: DrafterTrainer, records: Records, packs: Sequence[Sequence[int]]) -> tuple[float, float, float]:
+def _judge(
+    trainer: DrafterTrainer, records: TargetRecords, packs: Sequence[Sequence[int]]
+) -> tuple[float, float, float]:
     """Mean loss, accuracy and top-3 accuracy over all rows of the packs."""
     results = [trainer.evaluate(records.take(pack)) for pack in packs]
     rows = np.array([result.positions for result in results])
@@ -165,13 +158,15 @@ def _judge(trainer: DrafterTrainer, records: Records, packs: Sequence[Sequence[i
     return float(loss), float(accuracy), float(top3)
 
 
-def _endless(records: Records, indices: Sequence[int], tokens: int, rng: np.random.Generator) -> Iterator[list[int]]:
+def _endless(
+    records: TargetRecords, indices: Sequence[int], tokens: int, rng: np.random.Generator
+) -> Iterator[list[int]]:
     """Packs for ever, in a new order every epoch."""
     while True:
         yield from _packs(records, [indices[i] for i in rng.permutation(len(indices))], tokens)
 
 
-def _packs(records: Records, indices: Sequence[int], tokens: int) -> Iterator[list[int]]:
+def _packs(records: TargetRecords, indices: Sequence[int], tokens: int) -> Iterator[list[int]]:
     """All of them, in order, in packs of at most `tokens` tokens; a longer sequence is a pack of its own, uncut."""
     pack, size = list[int](), 0
     for index in indices:

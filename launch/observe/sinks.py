@@ -8,31 +8,10 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from launch.config import Config
 from launch.errors import PacelineError
-
-
-class Sink(Protocol):
-    """Takes the scalars of one RL step, steps in ascending order; called from one thread at a time."""
-
-    def write(self, step: int, values: Mapping[str, float]) -> None: ...
-
-    def texts(self, step: int, name: str, texts: Sequence[str]) -> None:
-        """Markdown to read, for sinks that show it."""
-
-    def close(self) -> None: ...
-
-
-def open_sinks(run_dir: Path, config: Config, *, first_step: int) -> list[Sink]:
-    """The sinks that the configuration asks for. `first_step`: the first that will be written."""
-    sinks: list[Sink] = []
-    if config.observe.wandb_project is not None:
-        sinks.append(WandbSink(run_dir, config))
-    if config.observe.tensorboard:
-        sinks.append(TensorBoardSink(run_dir / "tensorboard", config, first_step=first_step))
-    return sinks
 
 
 class TensorBoardSink:
@@ -160,3 +139,16 @@ class WandbSink:
 
     def close(self) -> None:
         self._run.finish()
+
+
+Sink = TensorBoardSink | RaySink | WandbSink  # steps come in ascending order, from one thread at a time
+
+
+def open_sinks(run_dir: Path, config: Config, *, first_step: int) -> list[Sink]:
+    """The sinks that the configuration asks for. `first_step`: the first that will be written."""
+    sinks: list[Sink] = []
+    if config.observe.wandb_project is not None:
+        sinks.append(WandbSink(run_dir, config))
+    if config.observe.tensorboard:
+        sinks.append(TensorBoardSink(run_dir / "tensorboard", config, first_step=first_step))
+    return sinks

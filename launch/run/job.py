@@ -26,8 +26,8 @@ from launch.run.phases import SharedMemory
 from launch.run.publish import Published, Publisher
 from launch.run.token_budget import TokenBudget
 from policies.lengths import LengthModel
-from policies.token_budget.curriculum import PromptCurriculum
-from policies.token_budget.skip import PromptSkip, Skipping
+from policies.token_budget.curriculum import PromptCurriculum, Skipping
+from policies.token_budget.skip import PromptSkip
 
 
 @dataclass(kw_only=True)

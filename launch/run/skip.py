@@ -8,7 +8,7 @@ from actors.data.mixture import MixedOrder
 from launch.batch import Pick
 from launch.run.collect import Round
 from launch.run.groups import PromptGroup, given_up
-from policies.token_budget.skip import Skipping
+from policies.token_budget.curriculum import Skipping
 
 PASSED_OVER = "skip/passed_over"
 

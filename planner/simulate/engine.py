@@ -12,23 +12,15 @@ import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from config.strategy import PLAIN, Strategy
 from planner.simulate.costs import SimulatedCosts
+from planner.simulate.speculation import SimulatedSpeculator
 
 _GROWTH = 0.3  # of the context, or of the longest time that one rate is assumed to grow linearly
 _LEAST = 48.0  # tokens per request, of a segment
 # Less than this is no time and no token: after months of virtual time a double still tells such moments apart.
 _INSTANT_S, _NOTHING = 1e-8, 1e-3
-
-
-class SimulatedSpeculator(Protocol):
-    """What an engine asks before each segment."""
-
-    def choose(self, running: int, context_tokens: float) -> Strategy: ...
-    def accepted(self, strategy: Strategy) -> float: ...
-    def drafted(self, strategy: Strategy) -> float: ...
 
 
 @dataclass(slots=True, kw_only=True)

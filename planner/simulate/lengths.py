@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import NormalDist
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,12 +18,6 @@ from launch.config.issues import ConfigError, Issue
 from planner.simulate.scenario import Lengths
 
 Ints = NDArray[np.int64]
-
-
-class LengthDraws(Protocol):
-    def lengths(self, prompt: int, count: int, rng: np.random.Generator) -> Ints:
-        """[count] tokens, from 1 to the limit; `prompt` below the pool's size. Of two counts from one state of `rng`,
-        the smaller's lengths are the first of the larger's: what is compared by counts has the same responses."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +32,8 @@ class LognormalDraws:
         return cls(options, np.log(options.median) + own)
 
     def lengths(self, prompt: int, count: int, rng: np.random.Generator) -> Ints:
+        """[count] tokens, from 1 to the limit; `prompt` below the pool's size. Of two counts from one state of `rng`,
+        the smaller's lengths are the first of the larger's: what is compared by counts has the same responses."""
         options = self.options
         drawn = rng.standard_normal((count, 2))
         found = np.exp(self.levels[prompt] + options.sigma * np.sqrt(1 - options.between) * drawn[:, 0])
@@ -61,6 +56,9 @@ class GivenDraws:
         found = own[:count] if len(own) >= count else np.concatenate((own, rng.choice(own, count - len(own))))
         cut: Ints = np.clip(found, 1, self.max_tokens)
         return cut
+
+
+LengthDraws = LognormalDraws | GivenDraws
 
 
 def draws_of(options: Lengths, pool: int, per_prompt: int, seed: int) -> LengthDraws:

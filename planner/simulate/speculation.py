@@ -13,7 +13,6 @@ from typing import cast
 from config.strategy import PLAIN, Strategy
 from planner.simulate.acceptance import AcceptanceState
 from planner.simulate.costs import SimulatedCosts
-from planner.simulate.engine import SimulatedSpeculator
 from planner.simulate.scenario import Speculation
 from policies.calibration.costs import CostModel
 from policies.speculation.chooser import MARGIN, AdaptivePolicy
@@ -99,6 +98,9 @@ class Told:
 
     def drafted(self, strategy: Strategy) -> float:
         return self.state.drafted(strategy)
+
+
+SimulatedSpeculator = Adaptive | Told  # an engine asks it before each segment
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from config.token_budget import SkipOptions
-from policies.token_budget.skip import coin
+from policies.token_budget.skip import PromptSkip, coin
 
 BIAS = (
     "rollout.skip.target: prompts are sampled the less, the further their success rate lies from it, and not weighted "
@@ -62,3 +62,6 @@ class PromptCurriculum:
         """A state without successes, as of a run that had none, leaves what was known beforehand."""
         if "successes" in state:
             self._past = {int(prompt_id): (float(r), float(n)) for prompt_id, (r, n) in state["successes"].items()}
+
+
+Skipping = PromptSkip | PromptCurriculum  # prompts at their turn

@@ -13,7 +13,7 @@ round is sampled again until the batch is full. Here it is constant, and the ord
 import hashlib
 import struct
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from config.token_budget import SkipOptions
 from policies.advantages import TIE, has_zero_variance
@@ -22,18 +22,6 @@ BIAS = (
     "rollout.skip: prompts that were always or never solved lately are sampled with probability keep and not weighted "
     "for it, so that they count less than the others"
 )
-
-
-class Skipping(Protocol):
-    """Which prompts are passed over at their turn (PromptSkip, or policies.token_budget.curriculum)."""
-
-    def passes_over(self, epoch: int, prompt_id: int) -> bool: ...
-
-    def observe(self, prompt_id: int, rewards: Sequence[float]) -> None: ...
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
 class PromptSkip:

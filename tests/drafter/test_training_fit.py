@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -56,12 +55,12 @@ def test_packs_keep_order_and_cut_nothing(target: Transformer) -> None:
     assert list(_packs(records, [], 12)) == []
 
 
-@dataclass
-class Scripted:
+class Scripted(TargetRecords):
     """Records that are never looked at."""
 
-    tokens: list[int] = field(default_factory=lambda: [10] * 40)
-    taken: list[tuple[int, ...]] = field(default_factory=list)
+    def __init__(self, tokens: Sequence[int] = (10,) * 40) -> None:
+        self.tokens = list(tokens)
+        self.taken: list[tuple[int, ...]] = []
 
     def take(self, indices: Sequence[int]) -> list[SequenceRecord]:
         self.taken.append(tuple(indices))

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from actors.engine.batch.plan import StepPlan
 from actors.engine.batch.slots import SlotTable
+from actors.engine.batch.step.build import StepArrays
 from actors.engine.batch.step.reference import NumpySteps
-from actors.engine.batch.step.types import StepArrays, StepDrafts
+from actors.engine.batch.step.types import StepDrafts
 from actors.engine.native import engine as engine_module
 from models.ops.native import kernels
 from tests.engine.support import FAMILIES, Counted, assert_same, engine, make_requests, run, tiny_model

@@ -32,7 +32,7 @@ SHARE = {torch.float32: 0.98, torch.bfloat16: 0.6}
 DISTRIBUTION = {torch.float32: 1e-3, torch.bfloat16: 0.15}
 
 
-class OnHost:
+class OnHost(HiddenSource):
     """What an engine on a device keeps, for a drafter on the CPU."""
 
     def __init__(self, kept: HiddenSource) -> None:

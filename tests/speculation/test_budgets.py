@@ -4,12 +4,13 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
-from actors.engine.batch.step.types import Int64Array, StepArrays, StepDrafts
+from actors.engine.batch.step.build import StepArrays
+from actors.engine.batch.step.types import Int64Array, StepDrafts
 from actors.engine.native.engine import NativeEngine
 from config.speculation import SpeculationOptions
 from config.strategy import PLAIN, Strategy
@@ -105,7 +106,8 @@ def speculating(model: Transformer, expected: dict[int, Any], strategy: str, bud
     drafters = {**real_drafters(model), "right": Trees(expected, 0.8)}
     policy = Recording(Strategy.parse(strategy))
     core = NativeEngine(model, ENGINE, drafters=drafters, policy=policy, budget=budget)
-    seen = core._runner._steps = Seen(core._steps, core._table.prompt_id)
+    seen = Seen(core._steps, core._table.prompt_id)
+    core._runner._steps = cast(Any, seen)
     return core, seen
 
 
@@ -137,7 +139,8 @@ def test_a_drafter_that_ignores_its_room_is_cut(model: Transformer, expected: di
         policy=FixedPolicy(Strategy.parse("test:6")),
         budget=PerPrompt(*range(PROMPTS)),
     )
-    seen = core._runner._steps = Seen(core._steps, core._table.prompt_id)
+    seen = Seen(core._steps, core._table.prompt_id)
+    core._runner._steps = cast(Any, seen)
     assert_same(run(core, REQUESTS), expected)
     assert [seen.most[prompt_id] for prompt_id in range(PROMPTS)] == list(range(PROMPTS))
 

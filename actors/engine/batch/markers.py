@@ -7,7 +7,7 @@ microsecond per step. Both are lazy: with fewer tokens than a rule can end it wi
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,32 +20,8 @@ from models.ops.native import kernels
 _KEPT_MARKERS = 8  # that nobody reads at present: the next RL step has the same
 
 
-class StopReader(Protocol):
-    """Over one SlotTable."""
-
-    def begin(self, slot: int, rule: StopRule) -> None:
-        """A request was loaded into `slot`."""
-
-    def end(self, slot: int) -> None: ...
-
-    def look(self) -> list[int] | None:
-        """The slots that their rules end with the tokens they have now, in any order; None: no slot. One at which the
-        coin is to be asked is among them, until it is spared."""
-
-    def spare(self, slot: int) -> None:
-        """Its coin lets it run on."""
-
-    def found(self, slot: int) -> Found:
-        """In the tokens that it has now."""
-
-
-def stop_reader(table: SlotTable, vocab_size: int) -> StopReader:
-    """The fastest implementation that is installed."""
-    return NativeReader(table, vocab_size) if hasattr(kernels, "StopReader") else PlainReader(table)
-
-
 class NativeReader:
-    """StopReader by the native extension."""
+    """`PlainReader` by the native extension."""
 
     def __init__(self, table: SlotTable, vocab_size: int) -> None:
         self._reader = kernels.StopReader(table)  # type: ignore[union-attr]
@@ -87,13 +63,14 @@ class _Watch:
 
 
 class PlainReader:
-    """StopReader in Python."""
+    """Over one SlotTable, in Python."""
 
     def __init__(self, table: SlotTable) -> None:
         self._table = table
         self._watches: dict[int, _Watch] = {}
 
     def begin(self, slot: int, rule: StopRule) -> None:
+        """A request was loaded into `slot`."""
         self._watches[slot] = watch = _Watch(rule=rule, due=_due(rule))
         watch.wake = _next_wake(watch, 0)
 
@@ -101,9 +78,12 @@ class PlainReader:
         self._watches.pop(slot, None)
 
     def spare(self, slot: int) -> None:
+        """Its coin lets it run on."""
         self._watches[slot].due = NOWHERE
 
     def look(self) -> list[int] | None:
+        """The slots that their rules end with the tokens they have now, in any order; None: no slot. One at which the
+        coin is to be asked is among them, until it is spared."""
         table, ending = self._table, []
         for slot, watch in self._watches.items():
             tokens = int(table.length[slot] - table.prompt_length[slot])
@@ -117,6 +97,7 @@ class PlainReader:
         return ending or None
 
     def found(self, slot: int) -> Found:
+        """In the tokens that it has now."""
         self._read(slot, self._watches[slot])
         return self._watches[slot].found
 
@@ -132,6 +113,14 @@ class PlainReader:
         ]
         watch.states, watch.found = (ends[0][0], ends[1][0]), Found(ends[0][1], ends[1][1])
         watch.read += len(response)
+
+
+StopReader = NativeReader | PlainReader
+
+
+def stop_reader(table: SlotTable, vocab_size: int) -> StopReader:
+    """The fastest implementation that is installed."""
+    return NativeReader(table, vocab_size) if hasattr(kernels, "StopReader") else PlainReader(table)
 
 
 def _due(rule: StopRule) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -21,7 +21,8 @@ from torch import Tensor
 from actors.engine.batch.budgeting import Budgeting
 from actors.engine.batch.plan import PromptEntry, StepPlan
 from actors.engine.batch.slots import SlotTable
-from actors.engine.batch.step.types import Int64Array, StepArrays, StepDrafts
+from actors.engine.batch.step.build import StepArrays
+from actors.engine.batch.step.types import Int64Array, StepDrafts
 from config.strategy import PLAIN, Strategy
 from contracts.rollout import DrafterFailed
 from drafter.protocol import (
@@ -49,13 +50,6 @@ MAX_FAILURES = 3  # of one drafter; then not even new weights bring it back
 
 
 Reserve = Callable[[Int64Array, Int64Array], Int64Array]  # slots, counts [R]: the counts for which there is KV cache
-
-
-class HiddenStates(HiddenSource, Protocol):
-    """Kept by the engine for drafters that need them."""
-
-    def begin(self, slot: int) -> None: ...
-    def clear(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +90,7 @@ class Speculator:
         *,
         budget: DraftBudget | None = None,
         rejection: bool = False,
-        hidden: HiddenStates | None = None,
+        hidden: HiddenSource | None = None,
         kv: KVPlaces | None = None,
         target: TargetPasses | None = None,
         on_failure: Callable[[DrafterFailed], None] = lambda failure: None,

@@ -1,10 +1,11 @@
-"""Which implementation of the array work this installation has. Owns the choice only."""
+"""Which implementation of a step's array work this installation has: what it means is said in `reference`."""
 
 from actors.engine.batch.slots import SlotTable
 from actors.engine.batch.step.kernels import NativeSteps
 from actors.engine.batch.step.reference import NumpySteps
-from actors.engine.batch.step.types import StepArrays
 from models.ops.native import kernels
+
+StepArrays = NativeSteps | NumpySteps
 
 
 def step_arrays(table: SlotTable, block_tokens: int) -> StepArrays:

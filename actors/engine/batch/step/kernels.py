@@ -1,4 +1,4 @@
-"""`types.StepArrays` by the native extension (native/steps.h). Owns the arrays that steps are written to."""
+"""`reference.NumpySteps` by the native extension (native/steps.h). Owns the arrays that steps are written to."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,7 @@ _BY_DRAW = ("noise_keys", "noise_positions", "temperature")
 
 
 class NativeSteps:
-    """StepArrays over a table whose arrays stay where they are (`stop` may be replaced)."""
+    """Over a table whose arrays stay where they are (`stop` may be replaced)."""
 
     def __init__(self, table: SlotTable, block_tokens: int) -> None:
         slots = len(table.length)

@@ -1,4 +1,4 @@
-"""`steps.StepArrays` in numpy: what the native kernels must equal, and the way without them."""
+"""A step's array work in numpy: what the native kernels must equal, and the way without them."""
 
 from dataclasses import replace
 
@@ -21,17 +21,23 @@ from contracts.rollout import FinishReason
 
 
 class NumpySteps:
-    """StepArrays over a table."""
+    """Over one SlotTable."""
 
     def __init__(self, table: SlotTable, block_tokens: int) -> None:
         self._table, self._block_tokens = table, block_tokens
 
     def resize(self, max_rows: int, mask_bytes: int) -> None:
-        """Every step makes its own arrays."""
+        """Make room for the largest step. Here every step makes its own arrays."""
 
     def clean(
         self, slots: Int64Array, tokens: object, counts: object, parents: object, depth: int, nodes: int, vocab: int
     ) -> tuple[StepDrafts, bool] | None:
+        """Untrusted drafts of the requests in `slots`, each cut at its first unusable node: outside the vocabulary,
+        past `nodes` or the request's limit, a parent that does not come before it, deeper than `depth`, a twin of a
+        sibling. Puts them into the token table. The flag: some request needs KV blocks that it has not got.
+
+        None if nothing usable is left or the arrays make no sense (wrong rank, wrong number of requests, not integers).
+        """
         table, requests = self._table, len(slots)
         arrays = as_drafts(tokens, counts, requests)
         if arrays is None:
@@ -71,6 +77,8 @@ class NumpySteps:
         ), short
 
     def rows(self, plan: StepPlan, drafts: StepDrafts | None) -> StepRows:
+        """Known tokens that are not in the cache yet, then drafts: K/V slots follow one another, positions follow the
+        branch, a draw's noise position follows its row's."""
         table, size, slots = self._table, self._block_tokens, plan.slots
         first = table.computed[slots]  # [R] position of each request's first row
         count = plan.rows if drafts is None else plan.rows + drafts.counts
@@ -116,6 +124,12 @@ class NumpySteps:
         drafts: StepDrafts | None,
         progress_every: int,
     ) -> Settled:
+        """The accept rule: from the last known token on, take the target's draw; go on while it is among the children
+        drafted there, and neither a stop token nor the request's last. Draws [N] are those of `rows`, in order.
+
+        Enters tokens, log-probs and lengths into the table. Every emitted token is the target's own draw at its
+        position: tokens are the same with and without speculation, whatever was drafted.
+        """
         table = self._table
         table.computed[plan.slots] += plan.rows
         slots = plan.slots[plan.samples]

@@ -4,13 +4,11 @@ Two implementations give equal arrays: `reference` says what is meant, `kernels`
 """
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from actors.engine.batch.plan import StepPlan
 from contracts.rollout import FinishReason
 
 Int64Array = NDArray[np.int64]
@@ -80,43 +78,6 @@ class Settled:
     accepted_tokens: int = 0
     path: Int64Array | None = None  # trees: [S, K + 1] rows of each request along its way, 0 the last known token
     moves: Int64Array | None = None  # trees: [2, N] K/V slots (from, to) that bring accepted nodes into place
-
-
-class StepArrays(Protocol):
-    """Over one SlotTable."""
-
-    def resize(self, max_rows: int, mask_bytes: int) -> None:
-        """Make room for the largest step."""
-
-    def clean(
-        self, slots: Int64Array, tokens: object, counts: object, parents: object, depth: int, nodes: int, vocab: int
-    ) -> tuple[StepDrafts, bool] | None:
-        """Untrusted drafts of the requests in `slots`, each cut at its first unusable node: outside the vocabulary,
-        past `nodes` or the request's limit, a parent that does not come before it, deeper than `depth`, a twin of a
-        sibling. Puts them into the token table. The flag: some request needs KV blocks that it has not got.
-
-        None if nothing usable is left or the arrays make no sense (wrong rank, wrong number of requests, not integers).
-        """
-
-    def rows(self, plan: StepPlan, drafts: StepDrafts | None) -> StepRows:
-        """Known tokens that are not in the cache yet, then drafts: K/V slots follow one another, positions follow the
-        branch, a draw's noise position follows its row's."""
-
-    def settle(
-        self,
-        plan: StepPlan,
-        tokens: Int64Array,
-        logprobs: Float32Array,
-        logprobs_t1: Float32Array,
-        drafts: StepDrafts | None,
-        progress_every: int,
-    ) -> Settled:
-        """The accept rule: from the last known token on, take the target's draw; go on while it is among the children
-        drafted there, and neither a stop token nor the request's last. Draws [N] are those of `rows`, in order.
-
-        Enters tokens, log-probs and lengths into the table. Every emitted token is the target's own draw at its
-        position: tokens are the same with and without speculation, whatever was drafted.
-        """
 
 
 def as_drafts(tokens: object, counts: object, requests: int) -> tuple[Int64Array, Int64Array] | None:

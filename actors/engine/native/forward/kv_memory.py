@@ -7,7 +7,7 @@ not). On CPU: zero pages, not backed by memory until they are written.
 
 import logging
 import weakref
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,21 +19,8 @@ _log = logging.getLogger(__name__)
 SMALL_BYTES = 256 << 20  # less than this is not worth new graphs after a sleep
 
 
-class KVMemory(Protocol):
-    """`size_bytes` of memory. `tensor` is uint8 [size_bytes], valid while awake."""
-
-    @property
-    def tensor(self) -> Tensor: ...
-
-    def sleep(self) -> None:
-        """Give the memory back if that is worth it. Its contents are lost."""
-
-    def wake(self) -> bool:
-        """Have memory again, all zeros where it was given back. Whether it lies where it lay."""
-
-
 class AllocatedMemory:
-    """torch's allocator, or zero pages on CPU."""
+    """torch's allocator, or zero pages on CPU. `tensor` is uint8 [size_bytes], valid while awake."""
 
     def __init__(self, size_bytes: int, device: torch.device, *, keep_bytes: int = 0) -> None:
         """keep_bytes: a memory no larger than this stays through sleep."""
@@ -46,12 +33,14 @@ class AllocatedMemory:
         return self._tensor
 
     def sleep(self) -> None:
+        """Give the memory back if that is worth it. Its contents are lost."""
         if not self._keep:
             self._tensor = None
             if self._device.type == "cuda":
                 torch.cuda.empty_cache()
 
     def wake(self) -> bool:
+        """Have memory again, all zeros where it was given back. Whether it lies where it lay."""
         if self._tensor is not None:
             return True
         self._tensor = self._allocate()
@@ -107,6 +96,9 @@ class _Range:
             "strides": None,
             "version": 3,
         }
+
+
+KVMemory = AllocatedMemory | MappedMemory
 
 
 def _closed(memory: VirtualMemory, device: torch.device) -> None:

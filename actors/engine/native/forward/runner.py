@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from actors.engine.batch.plan import StepPlan
 from actors.engine.batch.slots import SlotTable
-from actors.engine.batch.step.types import Int64Array, StepArrays, StepDrafts, StepRows
+from actors.engine.batch.step.build import StepArrays
+from actors.engine.batch.step.types import Int64Array, StepDrafts, StepRows
 from actors.engine.native.forward import rejection
 from actors.engine.native.forward.chains import CpuChains
 from actors.engine.native.forward.context import CachedContext, KVCache, MakeMemory
