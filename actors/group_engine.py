@@ -1,8 +1,8 @@
 """An engine on all GPUs of a reservation, of which Ray shows its worker some. Owns asking which the others are."""
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import ray
 from ray.util.placement_group import get_current_placement_group
@@ -12,12 +12,6 @@ T = TypeVar("T", covariant=True)
 _ASKING = 0.01  # of a GPU: a task that says which one a bundle has
 
 
-class SpawnsOn(Protocol[T]):
-    """Starts an engine that sees these GPUs; None: those that this process sees."""
-
-    def __call__(self, *, gpus: Sequence[int] | None = None) -> T: ...
-
-
 @dataclass(frozen=True, slots=True)
 class GroupEngine(Generic[T]):
     """An engine factory for a rollout worker whose group has several bundles: the engine gets the GPUs of all of them.
@@ -25,7 +19,7 @@ class GroupEngine(Generic[T]):
     Asks in the worker, at every start: after a lost node the group may be on another one, with other GPUs.
     """
 
-    spawn: SpawnsOn[T]
+    spawn: Callable[..., T]  # of `gpus`, the GPUs that the engine sees; None: those that this process sees
     timeout_s: float  # for the answer; a bundle has it in seconds
 
     def __call__(self) -> T:

@@ -26,7 +26,7 @@ from ray.util.placement_group import (
 )
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from actors.group_engine import GroupEngine, SpawnsOn
+from actors.group_engine import GroupEngine
 from actors.placement_plan import Bundle, BundleGroup, PlacementError, Plan, Slot, plan
 from config.tree import Config
 
@@ -225,7 +225,7 @@ class Placement:
         group, _ = self.plan.further
         return _lacking_now(group, self._avoid[name])
 
-    def engine_factory(self, spawn: SpawnsOn[T]) -> Callable[[], T]:
+    def engine_factory(self, spawn: Callable[..., T]) -> Callable[[], T]:
         """What a rollout worker starts its engine with, for an engine on all GPUs of a worker."""
         further, _ = self.plan.further
         single = further.strategy != "STRICT_PACK" or len(further.bundles) == 1

@@ -258,6 +258,7 @@ def by_workers(
     with observer(folder) as seen, fakes(workers, MIXES[mix], seen) as driver:
         nobody, places = Autoscaler(cast(Any, None), is_scaled=lambda: False), cast(Any, Places(workers))
         learner: Any = SimpleNamespace(busy=False)
+        sending: Any = Sending()
         dispatcher = driver.dispatcher
         fleet = Elastic(dispatcher, places, learner, AllVouched(), None, nobody, driver.context)
         start_us = timed_us(fleet.start)
@@ -271,7 +272,7 @@ def by_workers(
             "look_us": round(timed_us(lambda: [fleet.take() for _ in range(LOOKS)]) * workers / LOOKS, 1),
             "start_us_per_worker": start_us,
             "publish_us_per_worker": timed_us(lambda: dispatcher.set_weights(weights.manifest, weights.ref)),
-            "hand_over_us_per_worker": timed_us(lambda: dispatcher.hand_over(lambda receivers: Sending())),
+            "hand_over_us_per_worker": timed_us(lambda: dispatcher.hand_over(lambda receivers: sending)),
             "close_us_per_worker": timed_us(dispatcher.close),
         }
 

@@ -13,6 +13,7 @@ from ray import ObjectRef
 from ray.exceptions import RayError, RayTaskError
 
 from actors.context import Context
+from actors.learner_group import WeightsSending
 from actors.rollout_worker import Leaving, SupervisorStatus, WorkerEvent
 from actors.spot_host import RecordingReport
 from config.rollout import RolloutOptions
@@ -45,7 +46,7 @@ from launch.dispatch.seat import (
 )
 from launch.dispatch.seats import Seats
 from launch.dispatch.stats import DispatchStats
-from launch.dispatch.weights import Handed, Sending
+from launch.dispatch.weights import Handed
 from launch.dispatch.workers import Workers
 from models.manifest import WeightsManifest
 from policies.drafter.lineage import micro_steps
@@ -135,7 +136,7 @@ class RolloutDispatcher:
         """Another buffer with the weights that workers hold, for those who come later: its maker is another one."""
         self._workers.loading.renew(Weights(manifest, ref))
 
-    def hand_over(self, send: Callable[[int], Sending], *, to_trainers: bool = False) -> Handed:
+    def hand_over(self, send: Callable[[int], WeightsSending], *, to_trainers: bool = False) -> Handed:
         """As `set_weights`, piece by piece from the learner's devices; `send(receivers)` begins it. Who does not get
         them, or starts meanwhile, loads them from the object store at the end. `to_trainers`: workers train drafters.
         Raises as `set_weights`, and what the learner's end raises."""

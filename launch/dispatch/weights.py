@@ -5,11 +5,10 @@ are `seats`'."""
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
 
-import ray
 from ray.exceptions import ObjectLostError, RayActorError, RayError, RayTaskError
 
+from actors.learner_group import WeightsSending
 from contracts.handoff import Offer, Sent
 from contracts.rollout import WeightsLoaded
 from launch.dispatch.drafters import DrafterMessages
@@ -17,15 +16,6 @@ from launch.dispatch.errors import StaleWeightsError
 from launch.dispatch.events import WeightsGone
 from launch.dispatch.seat import Seat, SeatState, Weights, some_are
 from launch.dispatch.seats import Seats
-from models.manifest import WeightsManifest
-
-
-class Sending(Protocol):
-    """The learner's end (actors.learner_group.WeightsSending)."""
-
-    def offer(self, receiver: int) -> Offer: ...
-
-    def finish(self) -> "tuple[Sent, WeightsManifest, ray.ObjectRef[Any]]": ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +35,12 @@ class HandOver:
         self._offered = [seat for seat in seats if seat.state is SeatState.READY]
         self.others = [seat for seat in seats if seat.state is SeatState.LOADING]
         self._awaited = list(self._offered)
-        self._sending: Sending | None = None
+        self._sending: WeightsSending | None = None
         self._sent: Sent | None = None
         self._reasons: dict[str, str] = {}
         self.loaded: dict[Seat, WeightsLoaded] = {}
 
-    def offers(self, send: Callable[[int], Sending]) -> Iterator[tuple[Seat, Offer]]:
+    def offers(self, send: Callable[[int], WeightsSending]) -> Iterator[tuple[Seat, Offer]]:
         """To those that were up, unless they are lost or told to leave while the learner begins."""
         sending = self._sending = send(len(self._offered))
         for number, seat in enumerate(self._offered):
@@ -118,7 +108,7 @@ class Loading:
                 for seat in self._waiting():
                     self._load(seat, weights)
 
-    def hand_over(self, send: Callable[[int], Sending], *, to_trainers: bool) -> Handed:
+    def hand_over(self, send: Callable[[int], WeightsSending], *, to_trainers: bool) -> Handed:
         """See RolloutDispatcher.hand_over."""
         handing = self._handing = HandOver(self._seats.by_name.values())
         try:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import ray
@@ -25,6 +25,7 @@ from config.learner import OptimizerOptions
 from contracts.training import StepResult, TrainSequence
 from launch.context import RunContext
 from launch.failover.kept import KeptSteps
+from launch.failover.starter import LearnerStarter
 from models.durable import faults
 from models.manifest import WeightsManifest
 
@@ -39,15 +40,6 @@ class _Published:
     masters: bool
     checksum: int
     updates: int  # that had been done
-
-
-class Starter(Protocol):
-    """Makes groups on the run's reservation (launch.run.opening.LearnerStarter)."""
-
-    def start(self) -> LearnerGroup: ...
-
-    def missing(self) -> str:
-        """What that reservation still wants for; "": nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +90,7 @@ class _Step:
 class FailoverLearner:
     """For the driver's thread. Construct, `start` the group, then use it as one. Before that there is none."""
 
-    def __init__(self, starter: Starter, kept: KeptSteps, context: RunContext) -> None:
+    def __init__(self, starter: LearnerStarter, kept: KeptSteps, context: RunContext) -> None:
         """The loop is told LearnerStarts and LearnerStarted around every start, LearnerWaits while its places are not
         there, UpdatesRepeat before updates are done again, and WeightsRenewed."""
         self._starter, self._kept, self._context, self._observer = starter, kept, context, context.observer

@@ -10,13 +10,14 @@ Names: a worker that joins, one that replaces another too, takes the lowest numb
 
 from dataclasses import dataclass
 from math import inf
-from typing import Protocol
 
 from actors.placement import Placement
 from contracts.rollout import EngineWindow
 from launch.cluster.versions import NodeVersions
 from launch.context import RunContext
 from launch.dispatch import RolloutDispatcher, SeatState, worker_name
+from launch.drafter.training import DrafterTraining
+from launch.failover import FailoverLearner
 from launch.fleet.autoscaler import Autoscaler
 from launch.fleet.pace import Pace
 from policies.fleet import IDLE_S, FleetNow, wanted_workers
@@ -49,19 +50,6 @@ class FleetState:
         }
 
 
-class Learns(Protocol):
-    """The learner (launch.failover.FailoverLearner)."""
-
-    @property
-    def busy(self) -> bool: ...
-
-
-class Trains(Protocol):
-    """Drafter training (launch.drafter.training.DrafterTraining)."""
-
-    trains: bool  # workers without requests do now
-
-
 class Fleet:
     """For the driver's thread."""
 
@@ -69,9 +57,9 @@ class Fleet:
         self,
         dispatcher: RolloutDispatcher,
         placement: Placement,
-        learner: Learns,
+        learner: FailoverLearner,
         versions: NodeVersions,
-        training: Trains | None,
+        training: DrafterTraining | None,
         autoscaler: Autoscaler,
         context: RunContext,
     ) -> None:

@@ -9,14 +9,17 @@ Owns what follows from what is heard (feed.py), for the driver's thread. It neve
                               the driver up), then after every RL step, before it is evaluated, until the node has gone
 """
 
-from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Protocol, assert_never
+from typing import assert_never
 
 from actors.context import Context
 from actors.notices.types import SpotNotice, Withdrawn
 from actors.notices.watch import Trouble, Watching
-from launch.fleet.feed import Gone, Heard, RayDrains
+from actors.reward_pool import RewardPool
+from launch.drafter.training import DrafterTraining
+from launch.failover import FailoverLearner
+from launch.fleet.feed import Gone, Heard, NoticeFeed, RayDrains
+from launch.fleet.fleet import Fleet
 
 LOOK_S = 0.25  # between two looks at what is left on nodes
 LEAD_S = 900.0  # what is announced for a later time is obeyed so long before: the node works until then
@@ -26,39 +29,6 @@ LEAD_S = 900.0  # what is announced for a later time is obeyed so long before: t
 class CheckpointWanted:
     """Save the last complete RL step, unless that was done, and say so (`saved`); if there is none now, it is asked for
     again."""
-
-
-class Source(Protocol):
-    """Of what is heard (Feed)."""
-
-    def drained(self, node_id: str, holds: bool) -> None: ...
-
-
-class Works(Protocol):
-    """What works for the run somewhere."""
-
-    @property
-    def nodes(self) -> Collection[str]:
-        """Ids; "" among them: one is not known yet."""
-
-
-class Nodes(Protocol):
-    """What of a fleet is told and asked."""
-
-    def drain(self, node_id: str, reason: str) -> None: ...
-    def held(self, node_id: str) -> list[str]: ...
-    def empty(self, node_id: str) -> bool: ...
-    @property
-    def handing_back(self) -> bool: ...
-    def admit(self, node_id: str, reason: str) -> None: ...
-    def forget(self, node_id: str) -> None: ...
-
-
-class Training(Protocol):
-    """What of drafter training is told."""
-
-    def drain(self, node_id: str, reason: str) -> None: ...
-    def undrain(self, node_id: str) -> None: ...
 
 
 @dataclass(slots=True, kw_only=True)
@@ -81,11 +51,11 @@ class Notices:
 
     def __init__(
         self,
-        source: Source,
-        fleet: Nodes,
-        learner: Works,
-        others: Works,
-        training: Training | None,
+        feed: NoticeFeed,
+        fleet: Fleet,
+        learner: FailoverLearner,
+        others: RewardPool,
+        training: DrafterTraining | None,
         context: Context,
         *,
         here: str,
@@ -93,7 +63,7 @@ class Notices:
         """The observer is told of spot_watch, spot_trouble, spot_advice, spot_notice, spot_withdrawn, checkpoint_first,
         node_cleared, node_gone."""
         self._look_s = float("-inf")  # when nodes are looked at again
-        self._source, self._fleet, self._learner, self._others = source, fleet, learner, others
+        self._feed, self._fleet, self._learner, self._others = feed, fleet, learner, others
         self._here, self._training, self._loop, self._observer = here, training, context.loop, context.observer
         self._clock, self._wall = context.clock, context.wall
         self._unsaved = False  # a checkpoint is wanted
@@ -194,7 +164,7 @@ class Notices:
             return
         del self._endings[node_id]
         if ending.obeyed:
-            self._source.drained(node_id, False)
+            self._feed.drained(node_id, False)
             if self._training is not None:
                 self._training.undrain(node_id)
             self._fleet.admit(node_id, ending.what)
@@ -213,7 +183,7 @@ class Notices:
             self._cleared(node_id, ending)
         if ending.cleared and not ending.empty and self._empty(node_id):
             ending.empty = True
-            self._source.drained(node_id, True)
+            self._feed.drained(node_id, True)
 
     def _empty(self, node_id: str) -> bool:
         """Its machine may be ended early. A learner that has no nodes is just being made again, somewhere."""

@@ -16,7 +16,6 @@ from actors.engine.capabilities import BACKENDS
 from actors.engine.core import RolloutEngine
 from actors.engine.process import spawn_engine
 from actors.environment_worker import EnvironmentPool
-from actors.learner_group import LearnerGroup
 from actors.placement import Placement, place
 from actors.reward_pool import RewardPool
 from actors.rollout_worker import EngineFactory
@@ -35,6 +34,7 @@ from launch.context import RunContext
 from launch.dispatch import RolloutDispatcher, spawner
 from launch.drafter.training import DrafterTraining, drafter_training
 from launch.failover import FailoverLearner, KeptSteps
+from launch.failover.starter import LearnerStarter
 from launch.fleet import Autoscaler, Fleet
 from launch.fleet.feed import NoticeFeed
 from launch.fleet.notices import Notices
@@ -149,35 +149,6 @@ def open_job(
         fleet.start()
         reactions.started()
         yield job
-
-
-@dataclass(frozen=True, slots=True)
-class LearnerStarter:
-    """Makes learner groups on the run's reservation, off nodes that may not be used."""
-
-    context: RunContext
-    model: ModelOptions
-    placement: Placement
-    versions: NodeVersions
-
-    def start(self) -> LearnerGroup:
-        config = self.context.config
-        self.placement.learners_off(self.versions.unvouched())
-        return LearnerGroup(
-            self.model,
-            config.learner,
-            config.objective,
-            temperature=config.rollout.sampling.temperature,
-            seed=config.run.seed,
-            quantization=config.rollout.quantization,
-            adapters_only=BACKENDS[config.rollout.engine.backend].adapters,
-            actor_options=self.placement.learner_options,
-            start_timeout_s=config.cluster.start_timeout_s,
-            context=self.context,
-        )
-
-    def missing(self) -> str:
-        return self.placement.missing_learner()
 
 
 @dataclass(frozen=True, slots=True)

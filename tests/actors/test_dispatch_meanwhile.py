@@ -76,7 +76,8 @@ def test_workers_are_lost_and_join_while_the_learner_hands_over_its_weights(monk
     with dispatching(script, monkeypatch) as dispatcher:
         dispatcher.start()
         dispatcher.set_weights(MANIFEST, cast(Any, "there"))
-        dispatcher.hand_over(lambda receivers: Sending(dispatcher, script))
+        sending: Any = Sending
+        dispatcher.hand_over(lambda receivers: sending(dispatcher, script))
         assert states(dispatcher) == {**READY, "rollout-2": SeatState.READY}
         assert dispatcher._workers.loading.version == 2
 

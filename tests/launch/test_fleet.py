@@ -114,7 +114,8 @@ class World:
         self.rollouts_left = 10
         autoscaler = Autoscaler(PLAN, is_scaled=lambda: scaled, request=self.demands.append)
         versions: Any = SimpleNamespace(vouched=vouched or (lambda node: True))
-        self.fleet = Fleet(self, self.cluster, self, versions, self, autoscaler, context)
+        world: Any = self  # dispatcher, learner and training
+        self.fleet = Fleet(world, self.cluster, world, versions, world, autoscaler, context)
         self.fleet.start()
 
     @property

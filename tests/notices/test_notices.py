@@ -66,12 +66,16 @@ class World:
             clock=lambda: self.now_s,
             wall=lambda: self.now_s,
         )
+        world: Any = self  # feed and fleet
+        learner: Any = Nodes(lambda: self.learners)
+        others: Any = Nodes(lambda: self.others)
+        training: Any = self.training
         self.notices = Notices(
-            self,
-            self,
-            Nodes(lambda: self.learners),
-            Nodes(lambda: self.others),
-            self.training,
+            world,
+            world,
+            learner,
+            others,
+            training,
             self.context,
             here=HERE,
         )
