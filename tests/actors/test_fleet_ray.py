@@ -18,7 +18,7 @@ from tests.actors.fake_engine import FakeEngine, FakeOptions
 from tests.actors.test_dispatch_ray import check, requests, weights
 from tests.actors.test_placement import placing
 from tests.context import run_context
-from tests.launch.test_fleet import config_of
+from tests.launch.fleet_world import config_of
 
 pytestmark = pytest.mark.ray
 

@@ -14,7 +14,7 @@ from actors.context import Context
 from actors.learner_group import LearnerGroup, RanksAwaited
 from actors.loop import EventLoop, Look
 from launch.failover import FailoverLearner
-from tests.launch.test_failover import World, made, sequences
+from tests.launch.failover_world import World, made, sequences
 
 
 class Nothing:

@@ -3,7 +3,7 @@ test_failover's group, which only counts."""
 
 from pathlib import Path
 
-from tests.launch.test_failover import World, made, sequences
+from tests.launch.failover_world import World, made, sequences
 
 
 def test_a_group_that_is_lost_while_others_sample_is_made_again_for_whoever_needs_its_weights(tmp_path: Path) -> None:
