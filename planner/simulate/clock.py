@@ -3,6 +3,7 @@
 import heapq
 import math
 from collections.abc import Callable
+from typing import Any
 
 
 class Clock:
@@ -11,22 +12,33 @@ class Clock:
     def __init__(self) -> None:
         self.now_s = 0.0
         self.events = 0  # that happened
-        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        self._queue: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._serial = 0
 
-    def at(self, at_s: float, act: Callable[[], None]) -> None:
-        """Not before now; never at an infinite time."""
+    def at(self, at_s: float, act: Callable[..., None], *given: Any) -> None:
+        """Call `act(*given)` then, as asyncio's call_at does. Not before now; never at an infinite time."""
         if at_s < math.inf:
             self._serial += 1
-            heapq.heappush(self._queue, (max(at_s, self.now_s), self._serial, act))
+            heapq.heappush(self._queue, (max(at_s, self.now_s), self._serial, act, given))
 
     def run(self, until: Callable[[], bool], end_s: float = math.inf) -> None:
         """Let things happen until `until()` holds (asked before each), nothing is left, or `end_s` is reached."""
-        queue = self._queue
         while not until():
-            if not queue or queue[0][0] > end_s:
-                self.now_s = max(self.now_s, end_s) if end_s < math.inf else self.now_s
+            if not self._next(end_s):
                 return
-            self.now_s, _, act = heapq.heappop(queue)
-            self.events += 1
-            act()
+
+    def run_to(self, end_s: float) -> None:
+        """Let everything happen that is set for `end_s` or before."""
+        while self._next(end_s):
+            pass
+
+    def _next(self, end_s: float) -> bool:
+        """Whether something was left to happen; if not, it is `end_s` now."""
+        queue = self._queue
+        if not queue or queue[0][0] > end_s:
+            self.now_s = max(self.now_s, end_s) if end_s < math.inf else self.now_s
+            return False
+        self.now_s, _, act, given = heapq.heappop(queue)
+        self.events += 1
+        act(*given)
+        return True

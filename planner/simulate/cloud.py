@@ -110,15 +110,15 @@ class Cloud:
         self.paid_s += whole * ((spot.notice_s or 0.0) - asked_s - spot.capacity_s)
         if self.scenario.fleet.layout == "colocated":  # its ranks go with it, notice or not
             rest_s = max(asked_s + spot.capacity_s + spot.boot_s - spot.notice_s, 0.0)
-            clock.at(now_s + spot.notice_s, lambda: self.learner.lost(rest_s))
+            clock.at(now_s + spot.notice_s, self.learner.lost, rest_s)
         for name in names:
             if spot.notice_s:
                 self.places.withhold(name)
-                clock.at(now_s + min(spot.react_s, spot.notice_s), lambda name=name: self.places.drain(name))  # type: ignore[misc]
+                clock.at(now_s + min(spot.react_s, spot.notice_s), self.places.drain, name)
             else:
                 self.places.fall_silent(name)
-                clock.at(now_s + spot.detect_s, lambda name=name: self.places.lose(name))  # type: ignore[misc]
-            clock.at(now_s + asked_s + comes_s, lambda name=name: self.places.ready(name))  # type: ignore[misc]
+                clock.at(now_s + spot.detect_s, self.places.lose, name)
+            clock.at(now_s + asked_s + comes_s, self.places.ready, name)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -158,7 +158,7 @@ class SimulatedLearners:
         """Let the clock run until responses of so many tokens are learned. Seconds that it and that losses took."""
         needs_s, begin_s = times.learn_s(responses), self.clock.now_s
         while True:
-            self.clock.run(lambda: False, max(self.ready_s, self.clock.now_s))
+            self.clock.run_to(max(self.ready_s, self.clock.now_s))
             if self.ready_s > self.clock.now_s:
                 continue  # lost again
             if self._learned(needs_s):

@@ -124,7 +124,7 @@ class Elastic:
             self.saved_s += gone_s * self.scenario.fleet.gpus_per_node
             takes_s += spot.capacity_s + spot.boot_s
         self._coming[name] = now_s + takes_s
-        self.clock.at(now_s + takes_s, lambda: self._back(name))
+        self.clock.at(now_s + takes_s, self._back, name)
 
     def _back(self, name: str) -> None:
         del self._coming[name]

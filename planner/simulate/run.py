@@ -157,7 +157,7 @@ class SimulatedRun:
         )
 
     def _pass(self, seconds: float) -> None:
-        self.clock.run(lambda: False, self.clock.now_s + seconds)
+        self.clock.run_to(self.clock.now_s + seconds)
 
     # The rollout.
 
@@ -273,8 +273,7 @@ class SimulatedRun:
             if not self.ledger.waiting and seat.up and not seat.leaving:
                 self._tail_since_s = min(self._tail_since_s, now_s)
             return
-        version = seat.version
-        self.clock.at(seat.engine.next_s(), lambda: self._wake(seat, version))
+        self.clock.at(seat.engine.next_s(), self._wake, seat, seat.version)
 
     def _wake(self, seat: SimulatedWorker, version: int) -> None:
         if seat.version != version:

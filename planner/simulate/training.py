@@ -115,7 +115,7 @@ class SpotTrainers:
         hub, now_s = self._hub, self._clock.now_s
         hub.tick(now_s)
         for peer, message in hub.take(now_s):
-            self._clock.at(now_s + LATENCY_S, lambda peer=peer, message=message: self._to_peer(peer, message))  # type: ignore[misc]
+            self._clock.at(now_s + LATENCY_S, self._to_peer, peer, message)
         due_s = hub.next_deadline_s
         if due_s < min(self._hub_wake_s, _NEVER_S):
             self._hub_wake_s = due_s
@@ -137,7 +137,7 @@ class SpotTrainers:
 
     def _serve_driver(self) -> None:
         for say in self._driver.take():
-            self._clock.at(self._clock.now_s + LATENCY_S, lambda say=say: self._to_hub(DRIVER, say))  # type: ignore[misc]
+            self._clock.at(self._clock.now_s + LATENCY_S, self._to_hub, DRIVER, say)
 
     def _serve(self, name: str, worker: _Member) -> None:
         now_s, member = self._clock.now_s, worker.member
@@ -147,7 +147,7 @@ class SpotTrainers:
             else:
                 self._stop(name, worker, command)
         for say in member.take():
-            self._clock.at(now_s + LATENCY_S, lambda say=say: self._to_hub(name, say))  # type: ignore[misc]
+            self._clock.at(now_s + LATENCY_S, self._to_hub, name, say)
 
     def _train(self, name: str, worker: _Member, command: Train) -> None:
         now_s, member = self._clock.now_s, worker.member
