@@ -13,12 +13,12 @@ derivative is (T_i / max T) ** POWER, and the mean over quantiles of what is lef
 place, every pass counts for all of them, and all prices are equal.
 """
 
-from typing import Protocol
-
 import numpy as np
 from numpy.typing import NDArray
 
 from config.strategy import Strategy
+from policies.calibration.costs import CostModel
+from policies.speculation.acceptance import AcceptanceModel
 from policies.speculation.budget import Int32Array, Int64Array
 from policies.speculation.length_statistics import LengthClass, LengthStatistics, problem_key
 from policies.steps import Load
@@ -36,22 +36,10 @@ _ROUNDS = 5  # of bisection for the rows of a pass
 MIN_RUNNING = 4  # of fewer requests, nearly all are the longest one's time
 
 
-class BudgetCosts(Protocol):
-    """policies.calibration.costs.CostModel."""
-
-    def step_s(self, requests: int, rows: int, context_tokens: int) -> float | None: ...
-
-
-class Survival(Protocol):
-    """policies.speculation.acceptance.AcceptanceModel."""
-
-    def survival(self, strategy: Strategy, prompt_ids: Int64Array) -> tuple[FloatArray, FloatArray]: ...
-
-
 class LengthAwareBudget:
     """See the module docstring; implements DraftBudget. Trees are verified whole, whatever they cost."""
 
-    def __init__(self, costs: BudgetCosts, acceptance: Survival, slots: int, seed: int = 0) -> None:
+    def __init__(self, costs: CostModel, acceptance: AcceptanceModel, slots: int, seed: int = 0) -> None:
         """`slots`: places in the running batch."""
         self._costs, self._acceptance = costs, acceptance
         self._statistics = LengthStatistics()

@@ -1,6 +1,7 @@
 """Budgets by length: long requests draft more, nobody drafts at a loss, and where lengths say nothing all are alike."""
 
 import pickle
+from typing import Any
 
 import numpy as np
 import pytest
@@ -40,9 +41,13 @@ class Constant:
         return np.ones((len(prompt_ids), strategy.depth)), np.tile(lives, (len(prompt_ids), 1))
 
 
+def made(costs: Any, acceptance: Any, slots: int) -> LengthAwareBudget:
+    return LengthAwareBudget(costs, acceptance, slots)
+
+
 def budget_of(base_s: float = 10e-3, row_s: float = 60e-6, stands: float = 0.6, slots: int = 64) -> LengthAwareBudget:
     """Knows 16 problems, prompt p of length 100 for p < 8 and of 2,000 for the others."""
-    budget = LengthAwareBudget(Linear(base_s, row_s), Constant(stands), slots)
+    budget = made(Linear(base_s, row_s), Constant(stands), slots)
     rng = np.random.default_rng(0)
     for _ in range(8):
         for problem in range(16):
@@ -106,7 +111,7 @@ def test_where_nothing_is_known_or_can_be_gained_the_strategy_alone_decides(case
     budget, problems, strategy = budget_of(), [0] * 28 + [8] * 4, CHAIN
     match case:
         case "nothing known of lengths":
-            budget = LengthAwareBudget(Linear(10e-3, 60e-6), Constant(0.6), 64)
+            budget = made(Linear(10e-3, 60e-6), Constant(0.6), 64)
         case "nothing known of costs":
             budget = budget_of(base_s=0.0)
         case "few requests":
@@ -202,5 +207,5 @@ def test_the_depth_is_the_cheapest_and_grows_with_the_price(prices: list[float],
 
 
 def test_it_pickles_before_its_first_call() -> None:
-    budget = pickle.loads(pickle.dumps(LengthAwareBudget(Linear(1e-2, 1e-5), Constant(0.5), 8)))
+    budget = pickle.loads(pickle.dumps(made(Linear(1e-2, 1e-5), Constant(0.5), 8)))
     assert set(ask(budget, [0] * 8)) == {8191}

@@ -321,7 +321,9 @@ class KnownAcceptance:
 
 
 def length_aware(slots: int) -> LengthAwareBudget:
-    return LengthAwareBudget(KnownCosts(), KnownAcceptance(), slots)
+    costs: Any = KnownCosts()
+    acceptance: Any = KnownAcceptance()
+    return LengthAwareBudget(costs, acceptance, slots)
 
 
 @needs_native
