@@ -99,9 +99,9 @@ def _remedy(issues: Sequence[Issue]) -> str:
     for each in said:
         by_key.setdefault(each.partition("=")[0], []).append(each)
     pasted = " ".join(shlex.quote(values[0]) for values in by_key.values() if len(values) == 1)
-    lines = [f"in the names of Paceline: {pasted}"]
-    lines += [f"say which: {' or '.join(values)}" for values in by_key.values() if len(values) > 1]
-    return "\n".join([*lines, "what else is called otherwise: docs/reference/coming_from.md"])
+    lines = [f"in Paceline's keys: {pasted}"]
+    lines += [f"choose one: {' or '.join(values)}" for values in by_key.values() if len(values) > 1]
+    return "\n".join([*lines, "other names: docs/reference/coming_from.md"])
 
 
 def validate(document: Document, name: str) -> tuple[Config | None, list[Issue]]:
