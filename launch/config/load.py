@@ -172,7 +172,7 @@ def _issue(details: ErrorDetails, path: KeyPath, document: Document, name: str) 
         return Issue(key, f"required and missing; expected {about}", where or name)
     remedy = f"{known.description}" if known else ""
     if details["input"] is None and known is not None and known.section is not None:
-        remedy = f"set {_OFF[key]}" if key in _OFF else "leave it out: then its keys have their defaults"
+        remedy = f"set {_OFF[key]}" if key in _OFF else "leave it out: its keys then have their defaults"
     return Issue(key, f"expected {about}; got {_quoted(details['input'])}", where, remedy)
 
 

@@ -194,7 +194,7 @@ class Fleet:
                 if not self._placement.ready(name):
                     self._dispatcher.leave(name, "it waits for room on other nodes")
             self._look()
-            self._observer.event("node_returned", f"node {node_id[:8]} may have workers again")
+            self._observer.event("node_returned", f"node {node_id[:8]} can have workers again")
         elif reason in known:
             known.remove(reason)
 
@@ -378,7 +378,7 @@ class Fleet:
                 self._unplaced = True
                 alone = "" if self._scaled else " (nobody adds nodes to this cluster by itself)"
                 missing = self._placement.missing(name)
-                self._observer.event("worker_unplaced", f"{name} joins when there is room{alone}: {missing}")
+                self._observer.event("worker_unplaced", f"{name} joins when the cluster has room{alone}: {missing}")
 
     def _join(self, name: str, since_s: float) -> None:
         del self._asked[name]

@@ -60,7 +60,7 @@ BAD: list[tuple[list[str], str, str]] = [  # overrides, the key, what is said of
     (["rollout.partial.tokens_per_step=100000"], "rollout.partial.tokens_per_step", "no response would go on"),
     (["rollout.prompts_per_step=1000000000"], "rollout.prompts_per_step", "<= 1000000"),
     (["rollout.rollouts_per_prompt=0"], "rollout.rollouts_per_prompt", ">= 1"),
-    (["rollout.rollouts_per_prompt=1"], "rollout.rollouts_per_prompt", "no others to be compared with"),
+    (["rollout.rollouts_per_prompt=1"], "rollout.rollouts_per_prompt", "compares responses of a prompt"),
     (
         ["rollout.rollouts_per_prompt=1", "objective.baseline=none", "objective.drop_zero_variance=true"],
         "objective.drop_zero_variance",

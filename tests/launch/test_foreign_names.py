@@ -225,7 +225,7 @@ def test_adapters_are_there_only_where_they_are_switched_on(write_config: Write)
         ("rollout.batch_size=8", "rollout.prompts_per_step (prompts) x rollout.rollouts_per_prompt"),
         ("batch_size=32", "rollout.prompts_per_step (prompts) x rollout.rollouts_per_prompt"),
         ("drafter=null", "set drafter.train=false"),
-        ("learner=null", "leave it out: then its keys have their defaults"),
+        ("learner=null", "leave it out: its keys then have their defaults"),
         ("optim=adamw_8bit", "is not supported"),
         ("algorithm.adv_estimator=opo", "is not supported"),
         ("actor_rollout_ref.actor.policy_loss.loss_mode=geo_mean", "is not supported"),
