@@ -71,7 +71,7 @@ class LoraOptions(BaseModel, frozen=True, extra="forbid"):
 
     @property
     def scale(self) -> float:
-        """Of B A: alpha / rank, or alpha / sqrt(rank) (Kalajdzievski 2023, arXiv 2312.03732)."""
+        """Factor of B A: alpha / rank, or alpha / sqrt(rank) (Kalajdzievski 2023, arXiv 2312.03732)."""
         return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
 
 

@@ -41,7 +41,7 @@ def file_of(folder: Path, key: CalibrationKey) -> Path:
 
 
 def read_calibration(path: Path) -> Calibration:
-    """Of any key. Raises OSError, and ValueError for what is damaged or of another release."""
+    """Read a calibration of any key. Raises OSError, and ValueError for what is damaged or of another release."""
     text = path.read_bytes().decode("utf-8")
     try:
         return Calibration.model_validate_json(text)
@@ -173,7 +173,7 @@ class CalibrationStore:
         return cls(folder=folder, on_event=on_event, given=given)
 
     def heard(self, worker: str, event: PassEvent) -> None:
-        """Of an engine."""
+        """Take what an engine measured."""
         match event:
             case PassesKnown(key, passes):
                 self._starts(worker, key, passes)

@@ -14,7 +14,7 @@ from actors.training.network import LogProbModel
 
 
 class Reference(Protocol):
-    """Of one module. No gradient is ever taken of it."""
+    """Reference of one module. No gradient is ever taken of it."""
 
     def take(self) -> None:
         """The module's present weights are the reference from here on."""

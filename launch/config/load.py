@@ -65,7 +65,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = (), *, training: bo
 
 
 def load_values(values: dict[str, Any], name: str, overrides: Sequence[str] = (), *, training: bool = True) -> Loaded:
-    """The same of values that are in no file; `name` stands for it in messages."""
+    """Resolve values that come from no file. `name` stands for the file in messages."""
     return _loaded(Document(values), Path(name), overrides, training, folder=Path.cwd())
 
 

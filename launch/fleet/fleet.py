@@ -142,7 +142,7 @@ class Fleet:
 
     @property
     def rollouts_left(self) -> int:
-        """Of the run, with one that is under way or was the last to begin in its step."""
+        """Rollouts that the run still has, with one that is under way or was the last to begin in its step."""
         run, staleness = self._config.run, self._config.rollout.staleness
         return run.steps - self._observer.current_step + 1 + self._more - staleness
 
@@ -185,7 +185,7 @@ class Fleet:
         self._look()
 
     def admit(self, node_id: str, reason: str) -> None:
-        """That is no reason any more to drain the node; without another one it is used again."""
+        """Remove one reason to drain the node. Without another reason it is used again."""
         known = self._drained.get(node_id, [])
         if known == [reason]:
             del self._drained[node_id]

@@ -29,7 +29,7 @@ class CheckpointWanted:
 
 
 class Source(Protocol):
-    """Of what is heard (Feed)."""
+    """Source of notices (Feed)."""
 
     def drained(self, node_id: str, holds: bool) -> None: ...
 

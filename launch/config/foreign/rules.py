@@ -304,7 +304,7 @@ def offload(_: Any, written: Written) -> str:
 
 
 def greedy(value: Any, written: Written) -> str:
-    """Of evaluations: verl samples them at `val_kwargs.temperature`, by default 0."""
+    """Sampling of evaluations: verl samples them at `val_kwargs.temperature`, by default 0."""
     if not value:
         return put(("eval.temperature", 0))
     return put(("eval.temperature", written.get("rollout.val_kwargs.temperature", 0)))
