@@ -130,7 +130,7 @@ class Placement:
         self._groups.append(_create(group, avoid))
 
     def worker_options(self, name: str) -> dict[str, Any]:
-        """Of a rollout worker, which keeps its place under its name."""
+        """Options of a rollout worker, which keeps its place under its name."""
         if name not in self._places:
             self.ask(name)
         place = self._places[name]

@@ -10,49 +10,49 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
 
 
 class CurveOptions(BaseModel, frozen=True, extra="forbid"):
-    """Encryption of the workers' connections (CURVE): key pairs, and an allow-list that is these keys."""
+    """Encryption of the workers' connections (CURVE). Only known keys connect."""
 
     enabled: Annotated[
         bool | None,
-        Field(description="encrypt; default: a run does, everywhere; without one, beyond the loopback address"),
+        Field(description="encrypt; default: always in a run; without a run, beyond loopback"),
     ] = None
     directory: Annotated[
         str | None,
-        Field(
-            description="key files made by `python -m coordinator keys`; default: a run makes its own, for each worker"
-        ),
+        Field(description="key files of `python -m coordinator keys`; default: a run makes its own"),
     ] = None
 
 
 class AdminOptions(BaseModel, frozen=True, extra="forbid"):
-    """Who may use the admin service. It asks for a token; beyond loopback always, and over TLS."""
+    """Access to the admin service. Beyond loopback it always requires a token and TLS."""
 
     token: Annotated[
         bool | None,
-        Field(description="ask for the token in admin-token of the run's folder; false: not on loopback"),
+        Field(description="require the token in the run's admin-token; false: not on loopback"),
     ] = None
     certificate: Annotated[
-        str | None, Field(description="PEM file, for TLS; default beyond loopback: one of its own, which clients know")
+        str | None, Field(description="PEM file for TLS; default beyond loopback: one made by the run")
     ] = None
     key: Annotated[str | None, Field(description="PEM file: the certificate's private key")] = None
 
 
 class CoordinatorOptions(BaseModel, frozen=True, extra="forbid"):
-    """When idle rollout workers train the drafter, and how long anything may take."""
+    """When idle workers train the drafter, and deadlines."""
 
-    threshold: Annotated[int, Field(ge=1, description="idle workers of one group that start a session")] = 1
-    max_members: Annotated[int, Field(ge=1, le=1024, description="workers that train in one session at most")] = 16
-    heartbeat_s: Annotated[float, Field(gt=0, description="between two signs of life of a worker")] = 2.0
-    lease_s: Annotated[float, Field(gt=0, description="a worker silent for so long is lost, and stops training")] = 10.0
-    start_deadline_s: Annotated[float, Field(gt=0, description="from the command to train to its answer")] = 30.0
+    threshold: Annotated[int, Field(ge=1, description="idle workers of a group that start a training session")] = 1
+    max_members: Annotated[int, Field(ge=1, le=1024, description="workers per session at most")] = 16
+    heartbeat_s: Annotated[float, Field(gt=0, description="seconds between heartbeats of a worker")] = 2.0
+    lease_s: Annotated[float, Field(gt=0, description="a worker silent for longer is lost and stops training")] = 10.0
+    start_deadline_s: Annotated[float, Field(gt=0, description="seconds to answer the command to train")] = 30.0
     stop_deadline_s: Annotated[
-        float, Field(gt=0, description="from the command to stop to its answer; then the trainer is killed")
+        float, Field(gt=0, description="seconds to answer the command to stop; then the trainer is killed")
     ] = 2.0
-    retry_after_s: Annotated[float, Field(ge=0, description="a worker whose trainer failed rests so long")] = 30.0
-    host: Annotated[str, Field(description="address on which workers reach the coordinator")] = "127.0.0.1"
-    port: Annotated[int, Field(ge=0, le=65535, description="for workers; 0: any free one")] = 0
+    retry_after_s: Annotated[float, Field(ge=0, description="pause after a failed trainer, seconds")] = 30.0
+    host: Annotated[str, Field(description="address of the coordinator")] = "127.0.0.1"
+    port: Annotated[int, Field(ge=0, le=65535, description="port for workers; 0: any free one")] = 0
     admin_host: Annotated[str, Field(description="address of the admin service")] = "127.0.0.1"
-    admin_port: Annotated[int, Field(ge=0, le=65535, description="for `paceline status`; 0: any free one")] = 0
+    admin_port: Annotated[
+        int, Field(ge=0, le=65535, description="port of the admin service (`paceline status`); 0: any free one")
+    ] = 0
     curve: CurveOptions = CurveOptions()
     admin: AdminOptions = AdminOptions()
 

@@ -17,36 +17,34 @@ _GENERATED = NotWith(
 class PromptsOptions(BaseModel, frozen=True, extra="forbid"):
     """One of several sets of prompts; what it does not say is as the section `data` has it."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$", description="in metrics, ids and messages")]
-    path: Annotated[str, Field(description="JSON lines (.jsonl, .jsonl.gz), Parquet, or a dataset directory")]
-    split: Annotated[str | None, Field(description="split of a dataset directory; default: as of the one set")] = None
+    name: Annotated[
+        str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$", description="name in metrics, ids and messages")
+    ]
+    path: Annotated[str, Field(description="JSON lines (.jsonl, .jsonl.gz), Parquet file or dataset directory")]
+    split: Annotated[str | None, Field(description="split of a dataset directory; default: as for a single set")] = None
     prompt_field: Annotated[str | None, Field(description="default: data.prompt_field")] = None
     answer_field: Annotated[str | None, Field(description="default: data.answer_field")] = None
     id_field: Annotated[str | None, Field(description="default: data.id_field")] = None
     source_field: Annotated[str | None, Field(description="default: data.source_field")] = None
-    limit: Annotated[int | None, Field(ge=1, description="its first N records only; default: data.limit")] = None
+    limit: Annotated[int | None, Field(ge=1, description="use its first N records only; default: data.limit")] = None
 
 
 class TrainSetOptions(PromptsOptions, frozen=True, extra="forbid"):
     """A set to train on, and how much of it."""
 
-    weight: Annotated[float, Field(gt=0, le=1e9, description="share of the prompts, beside the others' weights")] = 1.0
+    weight: Annotated[float, Field(gt=0, le=1e9, description="relative share of the prompts")] = 1.0
 
 
 class ReasoningGymOptions(BaseModel, frozen=True, extra="forbid"):
     """Tasks from a data set of the package reasoning-gym, to train on and held out."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$", description="in metrics and ids; see dataset")]
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$", description="name in metrics and ids")]
     dataset: Annotated[str | None, Field(description="reasoning-gym's name of the data set; default: name")] = None
-    size: Annotated[int, Field(ge=1, le=100_000, description="different questions to train on")] = 1000
-    eval: Annotated[
-        int, Field(ge=0, le=100_000, description="held-out questions, none of them to train on; 0: no held-out set")
-    ] = 64
-    weight: Annotated[float, Field(gt=0, le=1e9, description="share of the prompts, beside the others' weights")] = 1.0
-    seed: Annotated[
-        int, Field(ge=0, le=2**31, description="of the questions, whatever run.seed is; held-out ones have seed + 1e6")
-    ] = 0
-    config: Annotated[dict[str, Any], Field(description="the data set's own keys, as {max_terms: 3}")] = {}
+    size: Annotated[int, Field(ge=1, le=100_000, description="number of training questions")] = 1000
+    eval: Annotated[int, Field(ge=0, le=100_000, description="number of held-out questions; 0: none")] = 64
+    weight: Annotated[float, Field(gt=0, le=1e9, description="relative share of the prompts")] = 1.0
+    seed: Annotated[int, Field(ge=0, le=2**31, description="seed of the questions; held-out ones use seed + 1e6")] = 0
+    config: Annotated[dict[str, Any], Field(description="the data set's own keys, e.g. {max_terms: 3}")] = {}
 
     @property
     def source(self) -> str:
@@ -55,20 +53,20 @@ class ReasoningGymOptions(BaseModel, frozen=True, extra="forbid"):
 
 
 class SuccessOptions(BaseModel, frozen=True, extra="forbid"):
-    """What is known of how often each training prompt was solved, by an earlier model or by this one."""
+    """Success rate of each training prompt, known before the run."""
 
     field: Annotated[str | None, Field(description="record field with the success rate, from 0 to 1")] = None
     file: Annotated[
         str | None,
-        Field(description="eval_prompts.jsonl of an evaluation of these prompts (paceline eval), by id"),
+        Field(description="eval_prompts.jsonl of a `paceline eval` of these prompts, matched by id"),
         NotWith("field"),
     ] = None
     min: Annotated[
         float,
-        Field(ge=0, le=1, description="prompts that were solved less often are left out"),
+        Field(ge=0, le=1, description="leave out prompts that were solved less often"),
         Bounded("<=", "max", remedy="lower it"),
     ] = 0.0
-    max: Annotated[float, Field(ge=0, le=1, description="prompts that were solved more often are left out")] = 1.0
+    max: Annotated[float, Field(ge=0, le=1, description="leave out prompts that were solved more often")] = 1.0
 
     @property
     def known(self) -> bool:
@@ -88,12 +86,12 @@ class DataOptions(BaseModel, frozen=True, extra="forbid"):
 
     train: Annotated[
         str | None,
-        Field(description="JSON lines (.jsonl, .jsonl.gz), Parquet, or a dataset directory"),
+        Field(description="JSON lines (.jsonl, .jsonl.gz), Parquet file or dataset directory"),
         _GENERATED,
     ] = None
     sets: Annotated[
         tuple[TrainSetOptions, ...],
-        Field(description="sets to train on by name, instead of data.train, which is one"),
+        Field(description="Several named training sets, in place of data.train."),
         NotWith(
             "train",
             said="is set, and data.train is one set beside them",
@@ -104,30 +102,28 @@ class DataOptions(BaseModel, frozen=True, extra="forbid"):
     ] = ()
     reasoning_gym: Annotated[
         tuple[ReasoningGymOptions, ...],
-        Field(description="generated tasks to train on and to evaluate on, instead of data.train and data.sets"),
+        Field(description="Generated tasks for training and evaluation, in place of data.train and data.sets."),
     ] = ()
     success: SuccessOptions = SuccessOptions()
-    eval: Annotated[str | None, Field(description="held-out prompts in any of the same forms")] = None
+    eval: Annotated[str | None, Field(description="held-out prompts, in the same forms")] = None
     train_split: Annotated[str | None, Field(description="split of a dataset directory; default: train")] = None
     eval_split: Annotated[
         str | None,
-        Field(description="split of a directory; default: the first of test, validation, valid, val, dev, eval"),
+        Field(description="split of a directory; default: first of test, validation, valid, val, dev, eval"),
     ] = None
-    prompt_field: Annotated[str, Field(description="record field with the text, or with a list of messages")] = "prompt"
-    answer_field: Annotated[str, Field(description="record field handed to the reward")] = "answer"
-    id_field: Annotated[str | None, Field(description="record field with a unique id; default: line order")] = None
+    prompt_field: Annotated[str, Field(description="record field with a text or a list of messages")] = "prompt"
+    answer_field: Annotated[str, Field(description="record field that is passed to the reward")] = "answer"
+    id_field: Annotated[str | None, Field(description="record field with a unique id; default: line number")] = None
     source_field: Annotated[
         str | None,
-        Field(description="record field that says where a prompt comes from; evaluations are given of each source too"),
+        Field(description="record field with a prompt's source; evaluations also report each source"),
     ] = None
     system_prompt: Annotated[str | None, Field(description="prepended as a system message"), _CHAT] = None
     template: Annotated[
-        Literal["chat", "plain"], Field(description="chat: the tokenizer's chat template; plain: the text as it is")
+        Literal["chat", "plain"], Field(description="chat: apply the chat template; plain: keep the text")
     ] = "chat"
-    chat_template: Annotated[str | None, Field(description="Jinja template used instead of the tokenizer's"), _CHAT] = (
-        None
-    )
-    max_prompt_tokens: Annotated[int, Field(ge=1, description="longer prompts are dropped, counted, reported")] = 1024
-    on_bad_line: Annotated[Literal["fail", "skip"], Field(description="malformed records")] = "fail"
-    shuffle: Annotated[bool, Field(description="a new deterministic order every epoch")] = True
-    limit: Annotated[int | None, Field(ge=1, description="use the first N records only")] = None
+    chat_template: Annotated[str | None, Field(description="Jinja template in place of the tokenizer's"), _CHAT] = None
+    max_prompt_tokens: Annotated[int, Field(ge=1, description="tokens; longer prompts are dropped and counted")] = 1024
+    on_bad_line: Annotated[Literal["fail", "skip"], Field(description="what a malformed record does")] = "fail"
+    shuffle: Annotated[bool, Field(description="shuffle every epoch, by run.seed")] = True
+    limit: Annotated[int | None, Field(ge=1, description="use the first N records only; default: all")] = None

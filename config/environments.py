@@ -8,11 +8,11 @@ from config.rules import Bounded, NamesCode, NotWith, OnlyWith
 
 
 class EnvironmentOptions(BaseModel, frozen=True, extra="forbid"):
-    """What answers the model, turn by turn: an environment of the user's, or tools (docs/howto/turns_and_tools.md)."""
+    """Your environment, or tools, for responses of several turns (docs/howto/turns_and_tools.md)."""
 
     factory: Annotated[
         str | None,
-        Field(description="'package.module:Class', or a function, that makes an episode's environment"),
+        Field(description="package.module:NAME of a class or function that makes an episode's environment"),
         NamesCode(),
     ] = None
     options: Annotated[
@@ -22,18 +22,18 @@ class EnvironmentOptions(BaseModel, frozen=True, extra="forbid"):
     ] = {}
     tools: Annotated[
         tuple[str, ...],
-        Field(description="'package.module:function' each: tools that the model may call, in place of a factory"),
+        Field(description="tools that the model may call, each package.module:function, in place of factory"),
         NamesCode(),
     ] = ()
     tool_format: Annotated[
         Literal["auto", "hermes"],
-        Field(description="how calls are written; auto: as the chat template says, hermes for data.template=plain"),
+        Field(description="syntax of calls; auto: the chat template's, hermes for data.template=plain"),
         OnlyWith("tools", said="is only used with tools", remedy="leave it out"),
     ] = "auto"
-    max_turns: Annotated[int, Field(ge=1, le=10_000, description="the model's turns in an episode at most")] = 8
+    max_turns: Annotated[int, Field(ge=1, le=10_000, description="turns of an episode at most")] = 8
     max_turn_tokens: Annotated[
         int | None,
-        Field(ge=1, description="of one turn; default: what rollout.sampling.max_new_tokens leaves"),
+        Field(ge=1, description="tokens of one turn at most; default: the rest of rollout.sampling.max_new_tokens"),
         Bounded(
             "<=",
             "rollout.sampling.max_new_tokens",
@@ -42,10 +42,10 @@ class EnvironmentOptions(BaseModel, frozen=True, extra="forbid"):
         ),
     ] = None
     max_observation_tokens: Annotated[
-        int, Field(ge=1, description="of the text of one observation; what is beyond is cut off")
+        int, Field(ge=1, description="tokens of one observation; longer ones are cut")
     ] = 512
-    workers: Annotated[int, Field(ge=1, le=10_000, description="processes that play episodes")] = 1
-    timeout_s: Annotated[float, Field(gt=0, description="a reset or a step that takes longer has failed")] = 10.0
+    workers: Annotated[int, Field(ge=1, le=10_000, description="processes that run episodes")] = 1
+    timeout_s: Annotated[float, Field(gt=0, description="a reset or step that takes longer has failed")] = 10.0
     max_failures_per_step: Annotated[
-        int, Field(ge=0, description="episodes whose environment may fail before the run stops")
+        int, Field(ge=0, description="failed episodes per RL step before the run stops")
     ] = 8

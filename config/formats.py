@@ -33,7 +33,7 @@ class LowBitFormat:
 
     @property
     def container_bits(self) -> int:
-        """Of a stored value: 8, or 4 for fewer bits too."""
+        """Bits of a stored value: 8, or 4 for fewer bits too."""
         return 8 if self.bits == 8 else 4
 
     @property
@@ -80,7 +80,7 @@ def part_names(name: str, form: LowBitFormat) -> tuple[str, ...]:
 
 
 def part_specs(name: str, shape: tuple[int, ...], form: LowBitFormat) -> Iterator[tuple[str, str, tuple[int, ...]]]:
-    """Of a weight [N, K]: name, dtype (a key of models.manifest.ITEM_BYTES) and shape of each of `part_names`."""
+    """Parts of a weight [N, K]: name, dtype (a key of models.manifest.ITEM_BYTES) and shape of each of `part_names`."""
     outputs, inputs = shape
     scales = outputs, form.groups(inputs)
     values = outputs, inputs * form.container_bits // 8

@@ -51,7 +51,7 @@ def described(error: BaseException) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ImportPath:
-    """Of a key's annotation: its value is such a path, or one of `names`."""
+    """Annotation of a key whose value is such a path, or one of `names`."""
 
     names: tuple[str, ...] = ()
 

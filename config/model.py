@@ -14,13 +14,12 @@ LORA_TARGETS: tuple[LoraTarget, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", 
 
 
 class ModelOptions(BaseModel, frozen=True, extra="forbid"):
-    """Which network is trained, and in which numerics."""
+    """The network that is trained, and its numerics."""
 
     path: Annotated[
         str,
         Field(
-            description="Hugging Face model directory (config.json, *.safetensors, tokenizer), Hub id, which is "
-            "fetched when a run starts, GGUF file, or package:NAME of an installed package that holds one "
+            description="Hugging Face directory, Hub id, GGUF file, or package:NAME of a package that holds one "
             "(docs/howto/data.md)"
         ),
     ]
@@ -29,15 +28,14 @@ class ModelOptions(BaseModel, frozen=True, extra="forbid"):
     batch_invariant: Annotated[
         bool | Literal["engine"] | None,
         Field(
-            description="each row's logits bitwise independent of its batch. true: in engine and learner, on CPU only, "
-            "where it is the default; engine: in the native engine on a GPU too, so that its tokens are, while a "
-            "learner there agrees up to rounding"
+            description="a row's logits do not depend on its batch, bit for bit; true: engine and learner, CPU only, "
+            "the default there; engine: the native engine on a GPU too"
         ),
     ] = None
     implementation: Annotated[
         Literal["auto", "native", "transformers"],
         Field(
-            description="learner network: ours for Llama, Mistral, Qwen2, Qwen3; transformers' AutoModel for the rest"
+            description="learner's network; auto: native for Llama, Mistral, Qwen2 and Qwen3, transformers for others"
         ),
         NotWith(
             "rollout.quantization",
@@ -57,23 +55,23 @@ class ModelOptions(BaseModel, frozen=True, extra="forbid"):
 class LoraOptions(BaseModel, frozen=True, extra="forbid"):
     """Adapters of low rank, trained in the place of the weights (Hu et al. 2021, arXiv 2106.09685)."""
 
-    rank: Annotated[int, Field(ge=1, description="of each update B A")] = 16
-    alpha: Annotated[
-        float, Field(gt=0, description="the update counts alpha / rank (with rslora alpha / sqrt(rank))")
-    ] = 32.0
+    rank: Annotated[int, Field(ge=1, description="rank of each update B A")] = 16
+    alpha: Annotated[float, Field(gt=0, description="scale of the update is alpha / rank")] = 32.0
     targets: Annotated[
         tuple[LoraTarget, ...],
         Field(min_length=1, description="projections that get adapters; default: all of a layer"),
     ] = LORA_TARGETS
-    rslora: Annotated[bool, Field(description="scale by alpha / sqrt(rank), as peft's use_rslora")] = False
-    dropout: Annotated[float, Field(ge=0, lt=1, description="0 only: two passes over one sequence must agree")] = 0.0
+    rslora: Annotated[bool, Field(description="scale by alpha / sqrt(rank), like peft's use_rslora")] = False
+    dropout: Annotated[
+        float, Field(ge=0, lt=1, description="only 0 is possible: two passes over a sequence must agree")
+    ] = 0.0
     path: Annotated[
-        str | None, Field(description="directory of a peft adapter to go on from; default: fresh ones, B = 0")
+        str | None, Field(description="directory of a peft adapter to continue; default: fresh ones, B = 0")
     ] = None
 
     @property
     def scale(self) -> float:
-        """Of B A: alpha / rank, or alpha / sqrt(rank) (Kalajdzievski 2023, arXiv 2312.03732)."""
+        """Factor of B A: alpha / rank, or alpha / sqrt(rank) (Kalajdzievski 2023, arXiv 2312.03732)."""
         return self.alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
 
 

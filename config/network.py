@@ -46,7 +46,7 @@ class Network:
 
     @property
     def matrix_parameters(self) -> int:
-        """Of a layer."""
+        """Parameters of a layer's matrices."""
         return sum(outputs * inputs for outputs, inputs in self.matrices)
 
     @property
@@ -55,7 +55,7 @@ class Network:
         return self.matrix_parameters + norms + self.qkv_bias * self.qkv_size
 
     def matrix_bytes(self, outputs: int, inputs: int) -> int:
-        """Of one of `matrices` as an engine stores it: values, float32 scales, zero points of one byte."""
+        """Bytes of one of `matrices` as an engine stores it: values, float32 scales, zero points of one byte."""
         low = self.low_bits
         if low is None:
             return outputs * inputs * self.item_bytes
@@ -64,7 +64,7 @@ class Network:
 
     @property
     def matrices_bytes(self) -> int:
-        """Of a layer."""
+        """Bytes of a layer's matrices."""
         return sum(self.matrix_bytes(*matrix) for matrix in self.matrices)
 
     @property
@@ -74,13 +74,13 @@ class Network:
 
     @property
     def weight_bytes(self) -> int:
-        """Of all parameters, as an engine stores them."""
+        """Bytes of all parameters, as an engine stores them."""
         saved = self.matrix_parameters * self.item_bytes - self.matrices_bytes
         return self.parameters * self.item_bytes - self.num_layers * saved
 
     @property
     def read_bytes(self) -> int:
-        """Of `read_parameters`, likewise."""
+        """Bytes of `read_parameters`, as an engine stores them."""
         saved = self.matrix_parameters * self.item_bytes - self.matrices_bytes
         return self.read_parameters * self.item_bytes - self.num_layers * saved
 
@@ -90,7 +90,7 @@ class Network:
 
     @property
     def head_bits(self) -> LowBitFormat | None:
-        """Of the head of a copy in few bits, as `models.low_bit_copy` makes it; None: the model's own head."""
+        """Bits of the head of a copy in few bits, as `models.low_bit_copy` makes it; None: the model's own head."""
         if self.low_bits is None or not self.rounds_tokens:
             return None
         layers = self.num_layers * self.matrix_parameters // (1 if self.low_bits.bits == 8 else 2)
@@ -98,7 +98,7 @@ class Network:
 
     @property
     def copy_bytes(self) -> int:
-        """Of a copy in few bits beside its model: what is not the model's own."""
+        """Bytes of a low-bit copy that it does not share with its model."""
         head = 0
         if (form := self.head_bits) is not None:
             head = replace(self, low_bits=form).matrix_bytes(self.vocab_size, self.hidden_size)
@@ -131,6 +131,6 @@ class Network:
 
     @property
     def drafter_parameters(self) -> int:
-        """Of an EAGLE drafter: one block and the projection that fuses its two inputs (EAGLE-3: up to three and a wider
-        first matrix, about as much). Embedding and head are the target's."""
+        """Parameters of an EAGLE drafter: one block and the projection that fuses its two inputs (EAGLE-3: up to three
+        and a wider first matrix, about as much). Embedding and head are the target's."""
         return self.layer_parameters + 2 * self.hidden_size**2

@@ -50,26 +50,27 @@ class SamplerCorrectionOptions(BaseModel, frozen=True, extra="forbid"):
     weights: Annotated[
         Level,
         Field(
-            description="losses times pi_old / pi_sampler, of each token, of its whole response, or its geometric mean "
-            "per token; default with backend vllm: token"
+            description="weight pi_old / pi_sampler of a token, of its response, or the geometric mean of the "
+            "response; default with vllm: token"
         ),
     ] = "none"
     truncate: Annotated[
-        float | None, Field(gt=0, description="largest weight (TIS); default: 2 without a mask, else null: no limit")
+        float | None, Field(gt=0, description="largest weight (TIS); default: 2 without a mask, else no limit")
     ] = None
     floor: Annotated[
         float | None,
-        Field(gt=0, description="smallest weight; default: 0.5 with weights geometric and no mask, else null: none"),
+        Field(gt=0, description="smallest weight; default: 0.5 with geometric weights and no mask, else no limit"),
     ] = None
     mask: Annotated[
         Level,
-        Field(
-            description="leave out tokens whose ratio is out of bounds, or responses by their ratio or its geometric "
-            "mean per token"
-        ),
+        Field(description="leave out tokens or responses whose ratio is out of bounds"),
     ] = "none"
-    low: Annotated[float | None, Field(gt=0, description="mask: smallest ratio; default by mask; null: none")] = None
-    high: Annotated[float | None, Field(gt=0, description="mask: largest ratio; default by mask; null: none")] = None
+    low: Annotated[float | None, Field(gt=0, description="mask: smallest ratio; default: by mask; null: no bound")] = (
+        None
+    )
+    high: Annotated[float | None, Field(gt=0, description="mask: largest ratio; default: by mask; null: no bound")] = (
+        None
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -88,30 +89,29 @@ class SamplerCorrectionOptions(BaseModel, frozen=True, extra="forbid"):
 
 
 class OverlongOptions(BaseModel, frozen=True, extra="forbid"):
-    """A soft punishment of responses near the length limit (DAPO, eq. 13)."""
+    """Penalty for responses near the length limit (DAPO, eq. 13)."""
 
     buffer_tokens: Annotated[
         int | None,
         Field(
             ge=0,
-            description="beyond rollout.sampling.max_new_tokens - buffer_tokens a response loses reward, linearly, up "
-            "to penalty; 0: off; null: a fifth of max_new_tokens",
+            description="reward falls linearly over the last buffer_tokens before the limit; 0: off; null: a fifth of "
+            "max_new_tokens",
         ),
         Bounded("<=", "rollout.sampling.max_new_tokens", remedy="lower it"),
     ] = 0
-    penalty: Annotated[float, Field(gt=0, description="what a response at the limit loses")] = 1.0
+    penalty: Annotated[float, Field(gt=0, description="reward that a response at the limit loses")] = 1.0
 
 
 class DynamicSamplingOptions(BaseModel, frozen=True, extra="forbid"):
-    """Further rollouts instead of groups that teach nothing (DAPO, section 3.2)."""
+    """Replaces groups with equal rewards by further rollouts (DAPO, section 3.2)."""
 
     max_rounds: Annotated[
         int,
         Field(
             ge=1,
             le=1000,
-            description="rounds of rollouts in an RL step until rollout.prompts_per_step groups have two different "
-            "rewards; 1: no further round",
+            description="rounds of rollouts per RL step until enough groups have different rewards; 1: one round",
         ),
     ] = 1
 
@@ -123,20 +123,20 @@ class DynamicSamplingOptions(BaseModel, frozen=True, extra="forbid"):
 class ObjectiveOptions(BaseModel, frozen=True, extra="forbid"):
     """What the learner minimises: an objective by name, and its switches (docs/concepts/learning.md)."""
 
-    name: Annotated[Name, Field(description="defaults for the keys below; what is written wins")] = "grpo"
+    name: Annotated[Name, Field(description="sets the defaults of the keys below")] = "grpo"
     loss: Annotated[
         str,
         AfterValidator(LOSS),
         LOSS,
-        Field(
-            description="of a token: PPO's clipped surrogate, GSPO's, TBPO's, CISPO's, -A log pi, or your own function"
-        ),
+        Field(description="token loss: PPO's clip, GSPO's, TBPO's, CISPO's, -A log pi, or your own function"),
     ] = "clip"
     loss_arguments: Annotated[dict[str, Any], Field(description="further keyword arguments of your own loss")] = {}
     clip_low: Annotated[
-        float | None, Field(gt=0, lt=1, description="ratio is clipped below at 1 - clip_low; null: not (cispo, tbpo)")
+        float | None, Field(gt=0, lt=1, description="the ratio is clipped at 1 - clip_low; null: not clipped")
     ] = 0.2
-    clip_high: Annotated[float | None, Field(gt=0, description="ratio is clipped above at 1 + clip_high")] = 0.28
+    clip_high: Annotated[
+        float | None, Field(gt=0, description="the ratio is clipped at 1 + clip_high; null: not clipped")
+    ] = 0.28
     clip_dual: Annotated[
         float | None,
         Field(gt=1, description="with a negative advantage A the loss is at most clip_dual * |A|; null: no bound"),
@@ -146,65 +146,65 @@ class ObjectiveOptions(BaseModel, frozen=True, extra="forbid"):
         Field(
             gt=0,
             lt=1,
-            description="tbpo: with a negative advantage a response whose ratio is below 1 - band_low teaches nothing",
+            description="tbpo: responses with negative advantage and a ratio below 1 - band_low are ignored",
         ),
     ] = None
     band_high: Annotated[
         float | None,
-        Field(gt=0, description="tbpo: or whose ratio is above 1 + band_high; scale with the learning rate"),
+        Field(gt=0, description="tbpo: the same above 1 + band_high; scale it with the learning rate"),
     ] = None
     baseline: Annotated[
         Baseline,
         Field(
-            description="subtracted from a reward: mean of its group, of the others of its group, of the batch; nothing"
+            description="subtracted from a reward: mean of the group, of the group's other responses, of the batch, "
+            "or nothing"
         ),
     ] = "group"
     normalize: Annotated[
         Normalize,
         Field(
-            description="advantages are divided by the std of their group's rewards, or of the batch's; whiten: minus "
-            "mean, divided by std, over the response tokens of the batch"
+            description="advantages are divided by the std of rewards in the group or batch; whiten: standardised "
+            "over the batch's response tokens"
         ),
     ] = "group"
     advantages: Annotated[
         str | None,
         AfterValidator(OWN),
         OWN,
-        Field(description="your own function in place of baseline and normalize: an advantage for each response"),
+        Field(description="your own function in place of baseline and normalize"),
     ] = None
     advantages_arguments: Annotated[
         dict[str, Any], Field(description="further keyword arguments of your own advantages")
     ] = {}
     drop_zero_variance: Annotated[
         bool,
-        Field(description="leave out groups whose rewards are all equal, unless a term of the loss still teaches them"),
+        Field(description="leave out groups with equal rewards, unless the loss has a term for them"),
     ] = True
     aggregation: Annotated[
         Aggregation,
         Field(
-            description="mean over response tokens of the mini-batch, or over sequences of their means, of their sums, "
-            "or of their sums divided by sum_divisor; fixed: that over the responses asked for, not those learned from"
+            description="token_mean: over response tokens; seq_mean: over sequences, of token means or sums (norm: "
+            "divided by sum_divisor); fixed_mean: divided by the responses asked for"
         ),
     ] = "token_mean"
     sum_divisor: Annotated[
         float | None,
-        Field(gt=0, description="of aggregations in _token_sum_norm; default: rollout.sampling.max_new_tokens"),
+        Field(gt=0, description="divisor of aggregations in _token_sum_norm; default: rollout.sampling.max_new_tokens"),
     ] = None
     kl: Annotated[Estimator, Field(description="KL estimator against the reference")] = "none"
     kl_coef: Annotated[float, Field(ge=0, description="weight of the KL term")] = 0.0
     kl_in: Annotated[
-        Literal["loss", "reward"], Field(description="a term of the loss, or taken from the reward of each token")
+        Literal["loss", "reward"],
+        Field(description="add the KL term to the loss, or subtract it from each token's reward"),
     ] = "loss"
-    entropy_coef: Annotated[
-        float, Field(ge=0, description="the loss falls by so much per nat of the sampling distribution's entropy")
-    ] = 0.0
+    entropy_coef: Annotated[float, Field(ge=0, description="weight of the entropy bonus, per nat")] = 0.0
     sampler_correction: SamplerCorrectionOptions = SamplerCorrectionOptions()
     length_penalty: Annotated[
         float,
         Field(
             ge=0,
-            description="rewards above 0 are multiplied by exp(-length_penalty * z), z the response's length "
-            "standardised over those of its group (GRPO-LEAD: 0.05); 0: not",
+            description="rewards above 0 are multiplied by exp(-length_penalty * z), z the length standardised in its "
+            "group (GRPO-LEAD: 0.05); 0: off",
         ),
         NotWith(
             "rollout.abort.enabled",
@@ -215,7 +215,7 @@ class ObjectiveOptions(BaseModel, frozen=True, extra="forbid"):
     overlong: OverlongOptions = OverlongOptions()
     mask_truncated: Annotated[
         bool,
-        Field(description="responses that were cut at the limit are not learned from (overlong filtering)"),
+        Field(description="leave out responses that were cut at the limit (overlong filtering)"),
         NotWith(
             "rollout.abort.enabled",
             said="leaves out responses by how they end, and rollout.abort ends some that would have been cut off",

@@ -16,30 +16,25 @@ class RewardTerm(BaseModel, frozen=True, extra="forbid"):
     kind: Annotated[
         Literal["math", "code", "format", "python", "judge", "environment", "reasoning_gym"],
         Field(
-            description="math: math-verify; code: unit tests; format: a pattern; python: your function or class; "
-            "judge: a language model behind an OpenAI-compatible endpoint; environment: the sum of what it gave the "
-            "turns; reasoning_gym: the data set's own scorer"
+            description="math: math-verify; code: unit tests; format: a pattern; python: your function; judge: a "
+            "language model; environment: sum over turns; reasoning_gym: the data set's scorer"
         ),
     ]
     name: Annotated[
         str | None,
-        Field(pattern=r"^[\w.-]+$", description="what metrics call the term; needed if two are of one kind"),
+        Field(pattern=r"^[\w.-]+$", description="name in metrics; required if two terms have one kind"),
     ] = None
-    weight: Annotated[float, Field(allow_inf_nan=False, description="factor of this term in the sum")] = 1.0
+    weight: Annotated[float, Field(allow_inf_nan=False, description="factor in the sum")] = 1.0
     answer: Annotated[
         Literal["last", "first"],
-        Field(
-            description="math, code: which \\boxed, or closed fence, of a response counts; first: for responses that "
-            "are stopped at it, default with rollout.abort"
-        ),
+        Field(description="math, code: which \\boxed or closed fence counts; default: last, with rollout.abort first"),
         OnlyWith("kind", ("math", "code")),
     ] = "last"
     fallback: Annotated[
         Literal["none", "gsm8k", "answer_line", "last_number", "auto"],
         Field(
-            description="math without \\boxed, reasoning_gym without <answer>: no answer, the last '####' line, "
-            "'Answer:' line or number; auto, of reasoning_gym: the last number where the right answer is one, else all "
-            "of the response"
+            description="math, reasoning_gym: answer where none is marked: none, the last '####' line, 'Answer:' line "
+            "or number; auto (reasoning_gym): last number if the right answer is one, else all"
         ),
         OnlyWith("kind", ("math", "reasoning_gym")),
         NotWith(
@@ -49,15 +44,15 @@ class RewardTerm(BaseModel, frozen=True, extra="forbid"):
     pattern: Annotated[
         str | None,
         Field(
-            description="format: regular expression the response must contain; judge: one whose last match in the "
-            "reply has the score as its first group, default 'Score: NUMBER'"
+            description="format: regular expression that a response must contain; judge: its first group is the "
+            "score, default 'Score: NUMBER'"
         ),
         OnlyWith("kind", ("format", "judge")),
         RequiredWith("kind", "format"),
     ] = None
     function: Annotated[
         str | None,
-        Field(description="python: 'package.module:function', or a class with `score` or `__call__`"),
+        Field(description="python: package.module:NAME of a function, or of a class with `score` or `__call__`"),
         _PYTHON,
         RequiredWith("kind", "python"),
         NamesCode("function"),
@@ -65,19 +60,19 @@ class RewardTerm(BaseModel, frozen=True, extra="forbid"):
     arguments: Annotated[
         dict[str, Any],
         Field(
-            description="python: further keyword arguments, of a class those it is made with; judge: further fields of "
-            "the request, as max_tokens"
+            description="python: further keyword arguments of the function or class; judge: further fields of the "
+            "request, e.g. max_tokens"
         ),
         _CALLED,
     ] = {}
     batch_size: Annotated[
         int | None,
-        Field(ge=1, description="python: responses of a call, which gets lists and returns a list; null: one, no list"),
+        Field(ge=1, description="python: responses per call, as lists; null: one, without a list"),
         _PYTHON,
     ] = None
     concurrency: Annotated[
         int,
-        Field(ge=1, le=10_000, description="judge, python that is async: calls under way at once"),
+        Field(ge=1, le=10_000, description="judge, async python: calls at once"),
         _CALLED,
     ] = 32
     cpus: Annotated[
@@ -92,45 +87,43 @@ class RewardTerm(BaseModel, frozen=True, extra="forbid"):
     ] = 0.0
     url: Annotated[
         str | None,
-        Field(pattern=r"^https?://", description="judge: the endpoint, up to and with /v1 or the like"),
+        Field(pattern=r"^https?://", description="judge: URL of the OpenAI-compatible endpoint, with /v1"),
         _JUDGE,
         RequiredWith("kind", "judge"),
     ] = None
     model: Annotated[
         str | None,
-        Field(description="judge: the model's name at the endpoint"),
+        Field(description="judge: name of the model at the endpoint"),
         _JUDGE,
         RequiredWith("kind", "judge"),
     ] = None
     template: Annotated[
         str | None,
-        Field(description="judge: what it is asked, with {prompt}, {response} and fields such as {record[answer]}"),
+        Field(description="judge: the question, with {prompt}, {response} and fields such as {record[answer]}"),
         _JUDGE,
         RequiredWith("kind", "judge"),
     ] = None
     retries: Annotated[
         int,
-        Field(ge=0, le=100, description="judge: after a timeout, a lost connection, a status of 408, 429 or 5xx"),
+        Field(ge=0, le=100, description="judge: retries after a timeout, lost connection or status 408, 429, 5xx"),
         _JUDGE,
     ] = 5
     key_env: Annotated[
         str | None,
-        Field(description="judge: environment variable, where the run is started, with the endpoint's key"),
+        Field(description="judge: environment variable with the endpoint's key"),
         _JUDGE,
     ] = None
     prefix_sufficient: Annotated[
         bool,
-        Field(
-            description="python: its value is fixed as soon as the answer that rollout.abort.marker names is complete"
-        ),
+        Field(description="python: the value is final once the answer (rollout.abort.marker) is complete"),
         _PYTHON,
     ] = False
     timeout_s: Annotated[
-        float, Field(gt=0, description="a call that takes longer has failed; of a judge one request, by default 60")
+        float, Field(gt=0, description="a call that takes longer has failed; judge: one request, default 60")
     ] = 10.0
     memory_mb: Annotated[
         int,
-        Field(ge=16, description="code: address space of the tested program"),
+        Field(ge=16, description="code: memory of the tested program, MiB"),
         OnlyWith("kind", ("code",)),
     ] = 1024
 
@@ -145,13 +138,11 @@ class RewardOptions(BaseModel, frozen=True, extra="forbid"):
 
     terms: Annotated[
         tuple[RewardTerm, ...],
-        Field(min_length=1, description="summed with their weights"),
+        Field(min_length=1, description="The reward is the weighted sum of its terms."),
         Different("label", "terms"),
     ] = (RewardTerm(kind="math"),)
     right_from: Annotated[
-        float, Field(allow_inf_nan=False, description="a response of at least this reward is a right one (pass@k)")
+        float, Field(allow_inf_nan=False, description="a response with at least this reward counts as correct (pass@k)")
     ] = 1.0
     workers: Annotated[int, Field(ge=1, le=10_000, description="reward workers (processes)")] = 1
-    max_failures_per_step: Annotated[
-        int, Field(ge=0, description="rollouts whose grading may fail before the run stops")
-    ] = 8
+    max_failures_per_step: Annotated[int, Field(ge=0, description="failed grades per RL step before the run stops")] = 8

@@ -11,21 +11,21 @@ from config.token_budget import AbortOptions, BudgetOptions, SkipOptions
 
 
 class SamplingOptions(BaseModel, frozen=True, extra="forbid"):
-    """How tokens are drawn."""
+    """How tokens are sampled."""
 
-    temperature: Annotated[float, Field(ge=0, le=10, description="0 is greedy")] = 1.0
-    top_k: Annotated[int, Field(ge=0, description="0 is off")] = 0
-    top_p: Annotated[float, Field(gt=0, le=1, description="1 is off")] = 1.0
-    max_new_tokens: Annotated[int, Field(ge=1, le=10**8, description="response limit, tokens")] = 1024
+    temperature: Annotated[float, Field(ge=0, le=10, description="0: greedy")] = 1.0
+    top_k: Annotated[int, Field(ge=0, description="0: off")] = 0
+    top_p: Annotated[float, Field(gt=0, le=1, description="1: off")] = 1.0
+    max_new_tokens: Annotated[int, Field(ge=1, le=10**8, description="tokens of a response at most")] = 1024
     stop_token_ids: Annotated[
         tuple[int, ...] | None,
         Field(
             min_length=1,
-            description="tokens that end a response; default: what the model's files say (docs/howto/data.md)",
+            description="tokens that end a response; default: from the model's files (docs/howto/data.md)",
         ),
     ] = None
     stop_strings: Annotated[
-        tuple[str, ...], Field(description="texts that end a response, with the token that completes one of them")
+        tuple[str, ...], Field(description="texts that end a response, kept up to the token that completes one")
     ] = ()
 
 
@@ -33,15 +33,16 @@ class EngineOptions(BaseModel, frozen=True, extra="forbid"):
     """One rollout engine (one process)."""
 
     backend: Annotated[
-        Literal["native", "vllm"], Field(description="rollout engine: our own, or stock vLLM (docs/howto/vllm.md)")
+        Literal["native", "vllm"],
+        Field(description="rollout engine: Paceline's own or stock vLLM (docs/howto/vllm.md)"),
     ] = "native"
-    device: Annotated[Literal["auto", "cpu", "cuda"], Field(description="where the engine runs"), CUDA] = "auto"
-    threads: Annotated[int | None, Field(ge=1, le=4096, description="CPU threads; default: cores/workers")] = None
-    max_running: Annotated[int, Field(ge=1, le=100_000, description="requests decoded together")] = 64
-    kv_tokens: Annotated[int, Field(ge=64, le=10**10, description="KV cache budget, tokens")] = 65_536
+    device: Annotated[Literal["auto", "cpu", "cuda"], Field(description="device of the engine"), CUDA] = "auto"
+    threads: Annotated[int | None, Field(ge=1, le=4096, description="CPU threads; default: cores / workers")] = None
+    max_running: Annotated[int, Field(ge=1, le=100_000, description="requests that are decoded together at most")] = 64
+    kv_tokens: Annotated[int, Field(ge=64, le=10**10, description="size of the KV cache, tokens")] = 65_536
     block_tokens: Annotated[
         int,
-        Field(ge=1, le=256, description="KV block size, tokens"),
+        Field(ge=1, le=256, description="size of a KV block, tokens"),
         OnlyWith(
             "backend",
             ("native",),
@@ -50,35 +51,39 @@ class EngineOptions(BaseModel, frozen=True, extra="forbid"):
         ),
     ] = 16
     prefill_chunk_tokens: Annotated[int, Field(ge=16, description="prompt tokens per engine step at most")] = 1024
-    max_model_tokens: Annotated[int | None, Field(ge=2, description="prompt + response limit; default: model's")] = None
+    max_model_tokens: Annotated[
+        int | None, Field(ge=2, description="tokens of prompt and response at most; default: the model's limit")
+    ] = None
     cuda_graphs: Annotated[
-        bool, Field(description="on CUDA: decoding and verification as captured graphs (`paceline plan-graphs`)")
+        bool, Field(description="CUDA: capture decoding and verification as graphs (`paceline plan-graphs`)")
     ] = True
     seeded_requests: Annotated[
         bool,
-        Field(description="vllm: a generator for each request, at a cost per token (docs/howto/vllm.md)"),
+        Field(description="vllm: one random generator per request, slower (docs/howto/vllm.md)"),
         OnlyWith("backend", ("vllm",)),
     ] = False
     vllm_arguments: Annotated[
         dict[str, Any],
-        Field(description="vllm: further arguments of its EngineArgs, e.g. {quantization: fp8}"),
+        Field(description="vllm: further EngineArgs, e.g. {quantization: fp8}"),
         OnlyWith("backend", ("vllm",)),
     ] = {}
-    progress_every_tokens: Annotated[int, Field(ge=1, description="a prefix is reported every N new tokens")] = 64
+    progress_every_tokens: Annotated[
+        int, Field(ge=1, description="tokens between two reports of a response's progress")
+    ] = 64
 
 
 MOST_WORKERS = 10_000
 
 
 class WorkerCount(BaseModel, frozen=True, extra="forbid"):
-    """Rollout workers, one engine each: a number, or {min, max}: a run starts with min, and more join and leave."""
+    """Number of rollout workers, one engine each. {min, max}: workers join and leave during the run."""
 
     in_short: ClassVar[str] = f"an integer, >= 1, <= {MOST_WORKERS}"  # what may stand in the section's place
 
-    min: Annotated[int, Field(ge=1, le=MOST_WORKERS, description="without so many a run does not start")] = 1
+    min: Annotated[int, Field(ge=1, le=MOST_WORKERS, description="workers that a run starts with")] = 1
     max: Annotated[
         int,
-        Field(ge=1, le=MOST_WORKERS, description="as many when there is room and work for them"),
+        Field(ge=1, le=MOST_WORKERS, description="workers at most"),
         Bounded(">=", "min", remedy="raise it, or lower min"),
     ]
 
@@ -113,14 +118,14 @@ def _not_partial(section: str, on: str) -> NotWith:
 
 
 class PartialOptions(BaseModel, frozen=True, extra="forbid"):
-    """Responses that take several RL steps, so that none waits for the longest (docs/concepts/staleness.md)."""
+    """Long responses continue in the next RL step (docs/concepts/staleness.md)."""
 
     tokens_per_step: Annotated[
         int | None,
         Field(
             ge=1,
-            description="a response samples so many tokens in one RL step and goes on in the next, with newer weights; "
-            "null: all in one",
+            description="tokens of one response in one RL step; it continues in the next with newer weights; null: no "
+            "limit",
         ),
         Bounded(
             "<",
@@ -138,13 +143,13 @@ class PartialOptions(BaseModel, frozen=True, extra="forbid"):
     ] = None
     max_steps: Annotated[
         int,
-        Field(ge=2, le=1000, description="RL steps that a response may take; in the last it comes to its end"),
+        Field(ge=2, le=1000, description="RL steps of one response at most"),
         OnlyWith("tokens_per_step"),
     ] = 4
 
 
 class RolloutOptions(BaseModel, frozen=True, extra="forbid"):
-    """The rollout workers and what they are asked for."""
+    """Rollout workers and what they sample."""
 
     workers: WorkerCount = WorkerCount.fixed(1)
     prompts_per_step: Annotated[int, Field(ge=1, le=10**6, description="prompts per RL step")] = 16
@@ -154,8 +159,8 @@ class RolloutOptions(BaseModel, frozen=True, extra="forbid"):
         Field(
             ge=0,
             le=1,
-            description="updates by which the weights that sample may be older than those that learn; 1: the next step "
-            "is sampled while this one is learned (docs/concepts/staleness.md)",
+            description="updates by which sampling weights may lag; 1: sample the next step while this one is learned "
+            "(docs/concepts/staleness.md)",
         ),
         NotWith(
             "cluster.layout",
@@ -173,7 +178,7 @@ class RolloutOptions(BaseModel, frozen=True, extra="forbid"):
     partial: PartialOptions = PartialOptions()
     quantization: Annotated[
         Quantization,
-        Field(description="weights and activations of the layers' projections in rollouts; none: in model.dtype"),
+        Field(description="format of layer weights and activations in rollouts; none: model.dtype"),
     ] = "none"
     budget: BudgetOptions = BudgetOptions()
     abort: AbortOptions = AbortOptions()
@@ -181,11 +186,17 @@ class RolloutOptions(BaseModel, frozen=True, extra="forbid"):
     sampling: SamplingOptions = SamplingOptions()
     engine: EngineOptions = EngineOptions()
     speculation: SpeculationOptions = SpeculationOptions()
-    max_retries: Annotated[int, Field(ge=0, description="re-issues of one request after lost workers")] = 3
-    max_worker_restarts: Annotated[int, Field(ge=0, description="restarts of one worker's engine per run")] = 10
-    stall_timeout_s: Annotated[float, Field(gt=0, description="no event from a busy worker for so long: lost")] = 120.0
-    weight_sync_timeout_s: Annotated[float, Field(gt=0, description="a worker slower to take weights is lost")] = 300.0
+    max_retries: Annotated[int, Field(ge=0, description="how often one request is re-issued after lost workers")] = 3
+    max_worker_restarts: Annotated[int, Field(ge=0, description="engine restarts per worker and run")] = 10
+    stall_timeout_s: Annotated[float, Field(gt=0, description="a busy worker silent for longer is lost")] = 120.0
+    weight_sync_timeout_s: Annotated[
+        float, Field(gt=0, description="a worker that takes longer to load weights is lost")
+    ] = 300.0
     max_logprob_gap: Annotated[
         float | None,
-        Field(gt=0, description="mean |engine - learner| log-prob above this stops the run; default by precision"),
+        Field(
+            gt=0,
+            description="largest mean log-prob difference of engine and learner; above it the run stops; default: by "
+            "precision",
+        ),
     ] = None

@@ -8,26 +8,24 @@ METADATA_URL = "http://169.254.169.254"  # of all three clouds, reachable from t
 
 
 class SpotOptions(BaseModel, frozen=True, extra="forbid"):
-    """How notices are heard that a node will be taken back."""
+    """Notices of a cloud that it will reclaim a node."""
 
     provider: Annotated[
         Literal["auto", "aws", "gcp", "azure", "none"],
         Field(
-            description="whose metadata service every node asks for notices; auto: each node finds out, where the "
-            "run is on a cluster that it did not start itself; none: nobody asks"
+            description="cloud whose metadata service nodes poll for notices; auto: each node finds out, on a "
+            "cluster; none: no polling"
         ),
     ] = "auto"
-    poll_s: Annotated[float, Field(ge=0.05, le=60, description="between two questions of a node")] = 1.0
+    poll_s: Annotated[float, Field(ge=0.05, le=60, description="seconds between two polls of a node")] = 1.0
     base_url: Annotated[
         str,
         Field(
             pattern=r"^http://(\[[0-9A-Fa-f:.]+\]|[^\s/?#@:\[\]]+)(:[0-9]{1,5})?(/[^\s?#]*)?$",
-            description="of the metadata service: another one for a proxy, or http://[fd00:ec2::254] on IPv6",
+            description="URL of the metadata service; change it for a proxy or IPv6 (http://[fd00:ec2::254])",
         ),
     ] = METADATA_URL
     acknowledge: Annotated[
         bool,
-        Field(
-            description="tell Azure, once a node has no work any more, that its end may come (an event of one VM only)"
-        ),
+        Field(description="acknowledge Azure's event once the node has no work (events of one VM only)"),
     ] = False

@@ -26,10 +26,12 @@ class RunOptions(BaseModel, frozen=True, extra="forbid"):
 
     name: Annotated[
         str,
-        Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*$", max_length=200, description="folder of the run below run.dir"),
+        Field(
+            pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*$", max_length=200, description="name of the run's folder in run.dir"
+        ),
     ]
-    dir: Annotated[str, Field(description="where runs are written")] = "runs"
-    seed: Annotated[int, Field(ge=0, description="fixes prompts, tokens and losses")] = 0
+    dir: Annotated[str, Field(description="folder that holds the runs")] = "runs"
+    seed: Annotated[int, Field(ge=0, description="seed of prompts, tokens and losses")] = 0
     steps: Annotated[int, Field(ge=1, le=10**9, description="RL steps")] = 100
 
 
@@ -51,9 +53,9 @@ class EvalOptions(BaseModel, frozen=True, extra="forbid"):
     samples: Annotated[int, Field(ge=1, le=10**5, description="responses per held-out prompt")] = 4
     at: Annotated[
         tuple[Annotated[int, Field(ge=1)], ...] | None,
-        Field(min_length=1, description="the k of pass@k and maj@k; default: 1 and samples"),
+        Field(min_length=1, description="values of k for pass@k and maj@k; default: 1 and samples"),
     ] = None
-    temperature: Annotated[float, Field(ge=0, le=10, description="0 is greedy")] = 1.0
+    temperature: Annotated[float, Field(ge=0, le=10, description="0: greedy")] = 1.0
     top_k: Annotated[int, Field(ge=0, description="0: off")] = 0
     top_p: Annotated[float, Field(gt=0, le=1, description="1: off")] = 1.0
     max_new_tokens: Annotated[
@@ -61,7 +63,7 @@ class EvalOptions(BaseModel, frozen=True, extra="forbid"):
     ] = None
     sets: Annotated[
         tuple[EvalSetOptions, ...],
-        Field(description="held-out sets by name, instead of data.eval, which is one"),
+        Field(description="Several named held-out sets, in place of data.eval."),
         NotWith(
             "data.eval",
             said="is set, and so is data.eval, which is one set",
@@ -75,12 +77,10 @@ class CheckpointOptions(BaseModel, frozen=True, extra="forbid"):
     """Whole-run checkpoints, written atomically."""
 
     every: Annotated[int, Field(ge=0, description="RL steps between checkpoints; 0: only at the end")] = 10
-    keep: Annotated[int, Field(ge=1, description="how many are kept")] = 2
-    best: Annotated[
-        bool, Field(description="with eval.every: keep the model that evaluates best in the run's best/, never pruned")
-    ] = True
+    keep: Annotated[int, Field(ge=1, description="number that is kept")] = 2
+    best: Annotated[bool, Field(description="with eval.every: keep the best model in the run's best/")] = True
     best_metric: Annotated[
-        str, Field(pattern=r"^eval/.+$", description="what is best by, the higher the better, as eval/aime/pass@8")
+        str, Field(pattern=r"^eval/.+$", description="metric that decides, higher is better, e.g. eval/aime/pass@8")
     ] = "eval/reward"
 
 
@@ -88,25 +88,24 @@ class ClusterOptions(BaseModel, frozen=True, extra="forbid"):
     """Where the actors run."""
 
     address: Annotated[
-        str | None, Field(description="Ray address; default: RAY_ADDRESS if set, else a local head of its own")
+        str | None, Field(description="Ray address; default: RAY_ADDRESS, else a Ray of its own on this machine")
     ] = None
     layout: Annotated[
         Literal["embedded", "colocated", "disaggregated"],
         Field(
-            description="embedded: CPU only; colocated: learner and rollout share GPUs; disaggregated: rollout workers "
-            "on nodes of their own"
+            description="embedded: CPU only; colocated: learner and rollout share GPUs; disaggregated: separate nodes"
         ),
     ] = "embedded"
     gpus_per_worker: Annotated[
         float,
-        Field(ge=0, le=1024, description="GPUs of one rollout worker; above 1 its engine uses all of them (vllm)"),
+        Field(ge=0, le=1024, description="GPUs per rollout worker; above 1: tensor parallel (vllm)"),
     ] = 1
-    gpus_per_learner: Annotated[float, Field(ge=0, le=1024, description="GPUs of one learner rank")] = 1
+    gpus_per_learner: Annotated[float, Field(ge=0, le=1024, description="GPUs per learner rank")] = 1
     gpu: Annotated[
         str | None,
         Field(
-            description="the smallest GPU that workers and ranks get, e.g. H100 or A10G: what cannot fit is refused "
-            "(`paceline plan-step`); default: what this machine or Ray's nodes show"
+            description="smallest GPU of the run, e.g. H100 or A10G, for the memory check (`paceline plan-step`); "
+            "default: as found"
         ),
         NotWith(
             "layout",
@@ -115,30 +114,30 @@ class ClusterOptions(BaseModel, frozen=True, extra="forbid"):
             remedy="leave it out, or set cluster.gpu=null",
         ),
     ] = None
-    cpus_per_worker: Annotated[float, Field(ge=0, le=4096, description="CPUs of one rollout worker, for Ray")] = 1
-    cpus_per_learner: Annotated[float, Field(ge=0, le=4096, description="CPUs of one learner rank, for Ray")] = 1
+    cpus_per_worker: Annotated[float, Field(ge=0, le=4096, description="CPUs that Ray reserves per rollout worker")] = 1
+    cpus_per_learner: Annotated[float, Field(ge=0, le=4096, description="CPUs that Ray reserves per learner rank")] = 1
     rollout_resource: Annotated[
         str | None,
-        Field(description="custom Ray resource that only rollout nodes have (disaggregated)"),
+        Field(description="disaggregated: custom Ray resource of the rollout nodes"),
         OnlyWith("layout", ("disaggregated",)),
     ] = None
     learner_resource: Annotated[
         str | None,
-        Field(description="custom Ray resource that only learner nodes have (disaggregated)"),
+        Field(description="disaggregated: custom Ray resource of the learner nodes"),
         OnlyWith("layout", ("disaggregated",)),
     ] = None
     weights: Annotated[
         Literal["auto", "store", "ipc", "broadcast"],
         Field(
-            description="how engines get new weights: through Ray's object store, or piece by piece from the learner's "
-            "device, by CUDA IPC where they share it, else by NCCL (gloo on CPUs); auto: as the layout allows"
+            description="how engines get new weights: Ray's object store, CUDA IPC on a shared GPU, or broadcast "
+            "(NCCL, gloo on CPUs); auto: by layout"
         ),
     ] = "auto"
     offload: Annotated[
         Literal["auto", "never", "always"],
         Field(
-            description="engines give their KV cache up while the learner works, and the optimizer's state is on the "
-            "host while engines decode; auto: where they share a GPU whose memory asks for it, by the memory plan"
+            description="free the KV cache while the learner works, and keep optimizer state on the host while "
+            "engines decode; auto: if a shared GPU needs it"
         ),
         NotWith(
             "rollout.staleness",
@@ -147,10 +146,10 @@ class ClusterOptions(BaseModel, frozen=True, extra="forbid"):
             remedy="leave it out, or set rollout.staleness=0",
         ),
     ] = "auto"
-    start_timeout_s: Annotated[float, Field(gt=0, description="waiting for nodes and actors to start")] = 600.0
+    start_timeout_s: Annotated[float, Field(gt=0, description="seconds to wait for nodes and actors")] = 600.0
     ray_timeout_s: Annotated[
         float,
-        Field(gt=0, description="Ray's own servers (GCS, raylet) may be silent for so long; then the run ends"),
+        Field(gt=0, description="the run ends if Ray's servers (GCS, raylet) are silent for longer"),
     ] = 45.0
     spot: SpotOptions = SpotOptions()
 
@@ -158,15 +157,15 @@ class ClusterOptions(BaseModel, frozen=True, extra="forbid"):
 class ObserveOptions(BaseModel, frozen=True, extra="forbid"):
     """What is shown and written beside metrics.jsonl."""
 
-    live: Annotated[bool, Field(description="live view on a terminal, one line per step elsewhere")] = True
+    live: Annotated[bool, Field(description="live view on a terminal; false: one line per step")] = True
     tensorboard: Annotated[bool, Field(description="write scalars and responses for TensorBoard")] = True
-    wandb_project: Annotated[str | None, Field(description="W&B project; needs the extra `wandb`")] = None
-    samples_per_step: Annotated[int, Field(ge=0, description="responses written to samples.jsonl per RL step")] = 4
+    wandb_project: Annotated[str | None, Field(description="W&B project; needs the extra `wandb`; null: off")] = None
+    samples_per_step: Annotated[int, Field(ge=0, description="responses per RL step in samples.jsonl")] = 4
     eval_samples: Annotated[
         int | None,
         Field(
             ge=0,
-            description="responses to each held-out set that eval_samples.jsonl gets; null: all",
+            description="responses per held-out set in eval_samples.jsonl; null: all",
         ),
     ] = 16
 

@@ -359,7 +359,7 @@ class EngineFailed:
 
 
 class PassEvent:
-    """Of what an engine knows of its own passes: telemetry, like a window."""
+    """Telemetry of an engine about its own passes."""
 
     __slots__ = ()
 

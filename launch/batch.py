@@ -89,7 +89,7 @@ class Batch:
         )
 
     def only(self, requests: Iterable[Request]) -> "Batch":
-        """The same with these requests: some of its own, begun already, or to be sampled up to an earlier end."""
+        """A batch of these requests: some of its own, begun already, or to be sampled up to an earlier end."""
         batch, whole = copy(self), {request.request_id: request.sampling.max_new_tokens for request in self.requests}
         batch.requests = tuple(requests)
         ends = [(request.request_id, request.sampling.max_new_tokens) for request in batch.requests]
@@ -109,7 +109,7 @@ class Batch:
         return self._first[-1]
 
     def ids(self, index: int) -> range:
-        """Of the samples of picks[index], in their order."""
+        """Ids of the samples of picks[index], in their order."""
         return range(self._first[index], self._first[index + 1])
 
     def place(self, request_id: int) -> tuple[int, int]:

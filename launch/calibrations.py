@@ -41,7 +41,7 @@ def file_of(folder: Path, key: CalibrationKey) -> Path:
 
 
 def read_calibration(path: Path) -> Calibration:
-    """Of any key. Raises OSError, and ValueError for what is damaged or of another release."""
+    """Read a calibration of any key. Raises OSError, and ValueError for what is damaged or of another release."""
     text = path.read_bytes().decode("utf-8")
     try:
         return Calibration.model_validate_json(text)
@@ -102,11 +102,13 @@ def _load(path: Path, key: CalibrationKey, on_event: OnEvent) -> Calibration | N
     try:
         found = Calibration.load(path, key)
     except CalibrationRefusedError as error:
-        on_event("calibration_refused", f"{error}: measured again in passing")
+        on_event("calibration_refused", f"{error}: costs are measured again during the run")
         return None
     aside = path.with_name(f"{path.name}.corrupt")
     if found is None and aside.is_file() and not path.exists():
-        on_event("calibration_corrupt", f"{path} was damaged and is now {aside}; passes are measured again in passing")
+        on_event(
+            "calibration_corrupt", f"{path} was damaged and is now {aside}; costs are measured again during the run"
+        )
     return found
 
 
@@ -166,12 +168,12 @@ class CalibrationStore:
         try:
             given = tuple(_fitting(folder, _known_to_driver(config), on_event))
         except (OSError, ModelConfigError) as error:
-            on_event("calibration_refused", f"{folder} cannot be read ({error}): passes are measured in passing")
+            on_event("calibration_refused", f"{folder} cannot be read ({error}): costs are measured during the run")
             given = ()
         return cls(folder=folder, on_event=on_event, given=given)
 
     def heard(self, worker: str, event: PassEvent) -> None:
-        """Of an engine."""
+        """Take what an engine measured."""
         match event:
             case PassesKnown(key, passes):
                 self._starts(worker, key, passes)
@@ -201,7 +203,7 @@ class CalibrationStore:
                 base = self._written.get(key, next((one for one in self.given if one.key == key), None))
                 self._written[key] = read_calibration(add_to_folder(self.folder, calibration, self.on_event, base))
             except OSError as error:
-                self.on_event("calibration_not_kept", f"the next run measures its passes again: {error}")
+                self.on_event("calibration_not_kept", f"the next run measures its costs again: {error}")
 
     def _starts(self, worker: str, key: CalibrationKey, passes: int) -> None:
         if (key.device, passes) in self._known:

@@ -59,14 +59,16 @@ def as_expected(error: BaseException) -> PacelineError | None:
     if f"{type(error).__module__}.".startswith(_OURS):
         return PacelineError(str(error) or type(error).__name__, remedy=remedy if isinstance(remedy, str) else None)
     if isinstance(error, OSError):
-        remedy = "free space there, or choose another run.dir" if error.errno in FULL else _OS_REMEDIES.get(type(error))
+        remedy = (
+            "free disk space there, or choose another run.dir" if error.errno in FULL else _OS_REMEDIES.get(type(error))
+        )
         return PacelineError(_os_message(error), remedy=remedy)
     return None
 
 
 _MEMORY_REMEDY = (
-    "end other programs on that machine, or need less: fewer rollout.workers, a smaller rollout.engine.kv_tokens, "
-    "learner.lora; then --resume, or the same command where no RL step was done"
+    "end other programs on that machine, or use less memory: fewer rollout.workers, a smaller "
+    "rollout.engine.kv_tokens, learner.lora; then repeat the command, with --resume if an RL step was done"
 )
 
 

@@ -61,7 +61,7 @@ class MixedOrder:
 
 
 def make_order(prompts: PromptSet, seed: int, shuffle: bool) -> PromptOrder | MixedOrder:
-    """Of data.train, or of data.sets by their weights."""
+    """Make the order of data.train, or of data.sets by their weights."""
     if not prompts.sets:
         return PromptOrder(len(prompts), seed, shuffle)
     return MixedOrder({one.name: (one.report.used, one.weight) for one in prompts.sets}, seed, shuffle)

@@ -201,7 +201,7 @@ def _mixture(options: DataOptions, tokenizer: Tokenizer, tools: Sequence[dict[st
 
 
 def merged(reports: Sequence[LoadReport]) -> LoadReport:
-    """Of several sets together."""
+    """Merge several sets."""
     counts = {name: sum(getattr(report, name) for report in reports) for name in _COUNTS}
     return LoadReport(**counts, bad_examples=[text for report in reports for text in report.bad_examples][:_EXAMPLES])
 

@@ -95,7 +95,7 @@ def _level() -> str:
 def calibration_key(
     model: ModelOptions, options: EngineOptions, quantization: Quantization, device: str, engine: str = ""
 ) -> CalibrationKey:
-    """Of such an engine in this process on `device`, cpu or cuda. Raises ModelConfigError."""
+    """Key of such an engine in this process on `device`, cpu or cuda. Raises ModelConfigError."""
     return CalibrationKey(
         model=model_shape(model.path),
         precision=precision_name(model.dtype, quantization),

@@ -48,7 +48,7 @@ class _Open:
 
 
 class EnvironmentHost:
-    """Of one event loop. The process starts with the first call."""
+    """Environment process of one event loop. The process starts with the first call."""
 
     def __init__(self, options: EnvironmentOptions) -> None:
         self._options = options

@@ -18,8 +18,8 @@ _KEPT_S = 60.0  # a group that was left is not destroyed before: its end would w
 
 
 class BroadcastGroup:
-    """Of one member, 0 being the sender. It is kept from one hand-off to the next as long as the members stay the same
-    (an NCCL communicator takes seconds to make)."""
+    """Broadcast group of one member, 0 being the sender. It is kept from one hand-off to the next as long as the
+    members stay the same (an NCCL communicator takes seconds to make)."""
 
     def __init__(self) -> None:
         self.name = ""  # of the hand-off that it was formed for; "": there is none

@@ -20,7 +20,7 @@ _PATIENCE = 6  # times the learner's, who may be waiting for another engine, or 
 
 
 class Receiver:
-    """Of one engine process; it keeps the group of broadcasts from one hand-off to the next."""
+    """Receiver of one engine process. It keeps the group of broadcasts from one hand-off to the next."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

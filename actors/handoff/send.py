@@ -26,7 +26,7 @@ Layout = tuple[Sequence[TensorSpec], int]
 
 
 class Sender:
-    """Of one rank; it keeps the group of its broadcasts from one hand-off to the next."""
+    """Sender of one rank. It keeps the group of its broadcasts from one hand-off to the next."""
 
     def __init__(self, index: int, size: int, device: torch.device, store: str) -> None:
         """`store`: host:port of rank 0's store."""

@@ -22,7 +22,7 @@ _NAME = "paceline-window-"
 
 
 class Window:
-    """Of the sender. `pieces`: two uint8 tensors of `piece_bytes` on `device`."""
+    """Window of the sender. `pieces`: two uint8 tensors of `piece_bytes` on `device`."""
 
     def __init__(self, device: torch.device, piece_bytes: int) -> None:
         """Raises HandOffError where there is no memory for it."""

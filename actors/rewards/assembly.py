@@ -32,7 +32,7 @@ class _Unit:
 
 
 class Assembly:
-    """Of one round after another."""
+    """Assembly of groups, one round after another."""
 
     def __init__(self, terms: Sequence[RewardTerm], lanes: Sequence[Lane]) -> None:
         self._terms, self._lanes = terms, lanes

@@ -59,8 +59,8 @@ class PythonTerm:
         return scored
 
     def scores(self, items: Sequence[GradeItem]) -> list[Scored]:
-        """Of responses that belong together: a batch, or the whole group. Where the function is called for each of
-        them and one call hangs or dies, each is called by itself: the others keep their values."""
+        """Scores of responses that belong together: a batch, or the whole group. Where the function is called for each
+        of them and one call hangs or dies, each is called by itself: the others keep their values."""
         members, each = [member(item) for item in items], 1 if self._batched else len(items)
         try:
             return self._asked(members, None, self._timeout_s * each)

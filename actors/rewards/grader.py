@@ -122,13 +122,13 @@ class Grader:
             raise
 
     def grade(self, item: GradeItem) -> Grade:
-        """Of a response by itself: its group is itself."""
+        """Grade a response by itself."""
         if len(self._lanes) == 1 and not self._lanes[0].hosted:
             return self._local.grade(0, [item])[0]
         return self.grade_group([item])[0]
 
     def grade_group(self, items: Sequence[GradeItem]) -> list[Grade]:
-        """Of all responses to one prompt."""
+        """Grade all responses to one prompt."""
         with self._lock:
             self.begin([range(len(items))])
             for key, item in enumerate(items):

@@ -87,7 +87,7 @@ def backoff_s(attempt: int) -> float:
 
 
 def read_traits(options: RewardOptions) -> dict[int, Traits]:
-    """Of each python term, by its position. Raises RewardConfigError."""
+    """Read the traits of each python term, by its position. Raises RewardConfigError."""
     child = DeadlineChild("signature")
     try:
         return {i: traits_of(child, t, f"reward.terms[{i}]") for i, t in enumerate(options.terms) if t.kind == "python"}

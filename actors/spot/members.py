@@ -35,8 +35,8 @@ class BrokenGroupError(RuntimeError):
 
 
 class Members:
-    """Of one trainer's session. For one thread. Waits at most `LIMIT_S` for others, and hardly more than `_PATIENCE_S`
-    once `wanted()` says that the trainer is to stand still."""
+    """Members of one trainer's session. For one thread. Waits at most `LIMIT_S` for others, and hardly more than
+    `_PATIENCE_S` once `wanted()` says that the trainer is to stand still."""
 
     def __init__(self, host: str, transport: Transport, wanted: Callable[[], bool]) -> None:
         self._host, self._transport, self._wanted = host, transport, wanted

@@ -45,9 +45,9 @@ def head_logprobs(
     chunk_rows: int,
     entropy_gradient: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Of hidden [R, H], weight [V, H], int64 targets [R]: float32 [R] log-softmax(logits / temperature) at the targets,
-    log-softmax(logits) there without gradient, and the entropy of softmax(logits / temperature), with gradient if
-    asked. Logits are float32 (`ops.head`)."""
+    """Log-probs of hidden [R, H], weight [V, H], int64 targets [R]: float32 [R] log-softmax(logits / temperature) at
+    the targets, log-softmax(logits) there without gradient, and the entropy of softmax(logits / temperature), with
+    gradient if asked. Logits are float32 (`ops.head`)."""
     found: tuple[Tensor, Tensor, Tensor] = _HeadLogprobs.apply(  # type: ignore[no-untyped-call]
         hidden, weight, targets, temperature, chunk_rows, entropy_gradient
     )

@@ -129,8 +129,8 @@ def _check(found: object) -> None:
 
 
 def frozen_sums(module: nn.Module, rank: Rank) -> Tensor:
-    """Of what is not trained, and so in no checkpoint: the sum of each parameter's bits, int64 [frozen parameters];
-    equal for any number of ranks, which all call it."""
+    """Sums of what is not trained, and so in no checkpoint: the sum of each parameter's bits, int64 [frozen
+    parameters]; equal for any number of ranks, which all call it."""
     frozen = [p.detach() for p in module.parameters() if not p.requires_grad]
     local = [p.to_local() if isinstance(p, DTensor) else p for p in frozen]
     words = {2: torch.int16, 4: torch.int32}

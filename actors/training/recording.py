@@ -31,7 +31,7 @@ class RecordingPlan:
 
 
 class StepRecording:
-    """Of one rank in one RL step, whose first forward is of the target's `version`.
+    """Recording of one rank in one RL step, whose first forward is of the target's `version`.
 
     Sequences are kept in a random order that depends on `plan.seed` and the version only, up to the first that does not
     fit the budget: length has no part in the choice.

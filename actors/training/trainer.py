@@ -118,7 +118,7 @@ class Trainer:
 
     @property
     def optimizers(self) -> Optimizers:
-        """Of the current phase."""
+        """The current phase's optimizers."""
         if self._optimizers is None:
             raise RuntimeError("no phase was begun: call begin(optimizer, total_steps) first")
         return self._optimizers

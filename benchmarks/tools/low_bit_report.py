@@ -59,7 +59,11 @@ def table(record: Row) -> str:
         texts.append(_publish(rows))
     if rows := record.get("agreement"):
         texts.append(_agreement(rows))
-    texts.append("\n".join(f"- {'met' if met else '**missed**'}: {text}" for text, met in goals(record)))
+    if asked := goals(record):
+        missed = [f"- **missed**: {text}" for text, met in asked if not met]
+        texts.append(
+            "\n".join([f"Goals met: {len(asked) - len(missed)} of {len(asked)}.", *([""] if missed else []), *missed])
+        )
     return "\n\n".join(texts)
 
 

@@ -36,7 +36,7 @@ class CredentialsError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """Of a client. Empty: none. certificate: PEM, trusted instead of the public authorities."""
+    """Credentials of a client. Empty: none. certificate: PEM, trusted instead of the public authorities."""
 
     token: str = field(default="", repr=False)
     tls: bool = False

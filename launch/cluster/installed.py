@@ -43,7 +43,7 @@ def code(root: Path, packages: Sequence[str]) -> str:
 
 
 def native_stamp() -> str:
-    """Of the sources that the extension was built from, as its build wrote it beside it (CMakeLists.txt)."""
+    """Stamp of the sources that the extension was built from, as its build wrote it beside it (CMakeLists.txt)."""
     spec = find_spec("paceline_native")
     if spec is None or spec.origin is None:
         return NONE

@@ -104,7 +104,7 @@ def end_processes_afterwards(session: Path) -> None:
 
 
 def processes_below(folder: Path) -> list[int]:
-    """Of this user, with a file below the folder open for writing."""
+    """Processes of this user with a file below the folder open for writing."""
     resolved = folder.resolve()
     return [pid for pid in _processes() if _writes_below(pid, resolved)]
 

@@ -174,7 +174,7 @@ class NodeVersions:
         if differing:
             reason = f"node {self._nodes.get(node_id, 'unknown')} ({node_id[:8]}) has {', '.join(differing)}"
             self.refused[node_id] = reason
-            self._on_event("node_refused", f"{reason}: it is not used; {REMEDY}")
+            self._on_event("node_refused", f"{reason}: the node is not used; {REMEDY}")
             return NodeRefused(node_id, reason)
         return None
 

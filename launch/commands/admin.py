@@ -1,8 +1,5 @@
-"""`paceline status`, `drain`, `pause`, `resume` and `threshold`: the coordinator of a run, seen and steered by people.
-
-Owns these commands and what they print; the coordinator is asked through its admin service. A run without one (it
-trains no drafter) tells its status by its folder. No torch, no ray.
-"""
+"""`paceline status`, `drain`, `pause`, `resume` and `threshold`. Owns these commands and their output. They query the
+coordinator's admin service; without a coordinator, `status` reads the run's folder. No torch, no ray."""
 
 import json
 import os
@@ -31,16 +28,18 @@ Run = Annotated[
     Path | None,
     typer.Argument(metavar="RUN", help="folder of the run; default: the newest below runs/", show_default=False),
 ]
-At = Annotated[str | None, typer.Option("--address", metavar="HOST:PORT", help="of the admin service, instead of RUN")]
+At = Annotated[
+    str | None, typer.Option("--address", metavar="HOST:PORT", help="address of the admin service, in place of RUN")
+]
 With = Annotated[
     Path | None,
     typer.Option(
         "--credentials",
         metavar="FOLDER",
-        help="with --address: where the run's admin-token and admin.crt were copied to",
+        help="with --address: folder with copies of the run's admin-token and admin.crt",
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="for programs: one JSON document (with --watch: one per line)")]
+Json = Annotated[bool, typer.Option("--json", help="print JSON (with --watch: one document per line)")]
 Debug = Annotated[bool, typer.Option("--debug", help="show the traceback of a failure")]
 
 _FILES = "admin-token and admin.crt"
@@ -48,23 +47,23 @@ _COLOURS = {"BUSY": "green", "IDLE": "yellow", "TRAINING": "cyan"}
 
 
 def add_commands(app: typer.Typer) -> None:
-    """Registers the commands."""
+    """Register the commands."""
 
     @app.command()
     def status(
         run: Run = None,
         address: At = None,
         credentials: With = None,
-        watch: Annotated[bool, typer.Option("--watch", "-w", help="go on until interrupted")] = False,
+        watch: Annotated[bool, typer.Option("--watch", "-w", help="keep showing changes until interrupted")] = False,
         as_json: Json = False,
         debug: Debug = False,
     ) -> None:
-        """Show what a run does: its step, phase and last event, and its workers as its coordinator sees them."""
+        """Show a run's step, phase, last event and workers."""
         with failures(debug, into_pipe=True):
             if address is None:
                 run = run if run is not None else _newest(Path("runs"))
                 if run is not None and not run.is_dir():
-                    raise PacelineError(f"no run in {run}: there is no such folder", remedy="name the folder of a run")
+                    raise PacelineError(f"no run in {run}: there is no such folder", remedy="give the folder of a run")
                 if _is_run(run) and (not _has_coordinator(run) or not (as_json or watch)):
                     _show_run(run, as_json, watch=watch)
                 if _is_run(run) and not _has_coordinator(run):
@@ -78,20 +77,19 @@ def add_commands(app: typer.Typer) -> None:
     @app.command()
     def drain(
         run: Run = None,
-        worker: Annotated[str, typer.Option("--worker", help="a worker's name")] = "",
-        node: Annotated[str, typer.Option("--node", help="all workers of a node")] = "",
-        reason: Annotated[str, typer.Option("--reason", help="shown where it matters")] = "",
-        undo: Annotated[bool, typer.Option("--undo", help="let it train again")] = False,
+        worker: Annotated[str, typer.Option("--worker", help="name of a worker")] = "",
+        node: Annotated[str, typer.Option("--node", help="name of a node: all its workers")] = "",
+        reason: Annotated[str, typer.Option("--reason", help="reason to show in status")] = "",
+        undo: Annotated[bool, typer.Option("--undo", help="allow training again")] = False,
         address: At = None,
         credentials: With = None,
         as_json: Json = False,
         debug: Debug = False,
     ) -> None:
-        """Keep drafter training off a worker or a node; what trains there stops. Rollouts go on there all the same:
-        this moves nothing away, and no command does."""
+        """Stop drafter training on a worker or node, and keep it off. Rollouts there continue."""
         with failures(debug, into_pipe=True):
             if bool(worker) == bool(node):
-                raise UsageError("give --worker or --node, one of them")
+                raise UsageError("give either --worker or --node")
             with _client(run, address, credentials) as client:
                 if undo:
                     after = client.undrain(worker=worker, node=node)
@@ -103,7 +101,7 @@ def add_commands(app: typer.Typer) -> None:
     def pause(
         run: Run = None, address: At = None, credentials: With = None, as_json: Json = False, debug: Debug = False
     ) -> None:
-        """Stop spot training everywhere until `resume`. Rollouts go on."""
+        """Stop drafter training on all workers until `resume`. Rollouts continue."""
         with failures(debug, into_pipe=True), _client(run, address, credentials) as client:
             _show(client.pause(), as_json)
 
@@ -111,41 +109,42 @@ def add_commands(app: typer.Typer) -> None:
     def resume(
         run: Run = None, address: At = None, credentials: With = None, as_json: Json = False, debug: Debug = False
     ) -> None:
-        """Let spot training go on after `pause`."""
+        """Allow drafter training again after `pause`."""
         with failures(debug, into_pipe=True), _client(run, address, credentials) as client:
             _show(client.resume(), as_json)
 
     @app.command()
     def threshold(
-        workers: Annotated[int, typer.Argument(min=1, help="idle workers of one group that start a session")],
+        workers: Annotated[int, typer.Argument(min=1, help="idle workers of a group that start a training session")],
         run: Run = None,
         address: At = None,
         credentials: With = None,
         as_json: Json = False,
         debug: Debug = False,
     ) -> None:
-        """Change from how many idle workers on spot training begins."""
+        """Set the number of idle workers that starts drafter training."""
         with failures(debug, into_pipe=True), _client(run, address, credentials) as client:
             _show(client.set_threshold(workers), as_json)
 
 
 def find_address(run: Path | None, runs: Path = Path("runs")) -> tuple[str, str, Path]:
-    """The admin service's host:port, how it was found, and the run's folder. Raises PacelineError if no run tells."""
+    """Return the admin service's host:port, how it was found, and the run's folder. Raises PacelineError if there is
+    none."""
     from coordinator.address import FILE_NAME, Address
 
     if run is None:
         files = sorted(runs.glob(f"*/{FILE_NAME}"), key=os.path.getmtime)
         if not files:
             raise PacelineError(
-                f"no run below {runs.resolve()} has, or had, a coordinator",
-                remedy="name the folder of a run, or give --address HOST:PORT",
+                f"no run below {runs.resolve()} has a coordinator",
+                remedy="give the folder of a run, or --address HOST:PORT",
             )
         run = files[-1].parent
     found = Address.read(run)
     if found is None:
         raise PacelineError(
-            f"{run / FILE_NAME} does not exist: this run has no coordinator, or none yet",
-            remedy="a run has one if its configuration trains the drafter",
+            f"{run / FILE_NAME} does not exist: this run has no coordinator yet, or needs none",
+            remedy="a run has a coordinator if drafter.train=true",
         )
     return found.admin, f"{run / FILE_NAME}, written by process {found.pid} on {found.host}", run
 
@@ -155,9 +154,11 @@ def _client(run: Path | None, address: str | None, credentials: Path | None) -> 
     if run is not None and address is not None:
         raise UsageError("give RUN or --address, not both")
     if address is None and credentials is not None:
-        raise UsageError("--credentials goes with --address: a run's own are in its folder")
+        raise UsageError("--credentials needs --address: for RUN they are read from its folder")
     if credentials is not None and not credentials.is_dir():
-        raise PacelineError(f"--credentials: {credentials} is no folder", remedy=f"copy to it from the run's: {_FILES}")
+        raise PacelineError(
+            f"--credentials: {credentials} is not a folder", remedy=f"copy {_FILES} of the run to a folder"
+        )
     where, source, folder = (address, "--address", credentials) if address is not None else find_address(run)
     from coordinator.admin.client import AdminClient, NoCoordinatorError, NotAllowedError
     from coordinator.admin.credentials import NO_CREDENTIALS, Credentials, CredentialsError
@@ -165,15 +166,15 @@ def _client(run: Path | None, address: str | None, credentials: Path | None) -> 
     try:
         known = NO_CREDENTIALS if folder is None else Credentials.read(folder)
     except CredentialsError as error:
-        raise PacelineError(str(error), remedy="look as that user, or ask them for a copy") from error
+        raise PacelineError(str(error), remedy="run the command as that user, or ask for a copy") from error
     with AdminClient(where, known) as client:
         try:
             yield client
         except NotAllowedError as error:
-            asked = f"{folder} has another one" if known.token else "none was given"
+            asked = f"the one in {folder} does not match" if known.token else "none was given"
             raise PacelineError(
-                f"the coordinator at {where} ({source}) wants its token, and {asked}",
-                remedy=f"name the run's folder, or copy from it and give --credentials FOLDER: {_FILES}",
+                f"the coordinator at {where} ({source}) requires its token: {asked}",
+                remedy=f"give the run's folder, or copy {_FILES} from it and give --credentials FOLDER",
             ) from error
         except NoCoordinatorError as error:
             raise PacelineError(
@@ -186,12 +187,12 @@ def _client(run: Path | None, address: str | None, credentials: Path | None) -> 
 def _over(known: "Credentials", address: str) -> str:
     if not known.encrypts(address):
         return ""
-    whose = "the certificate that is known for it" if known.certificate else "a certificate of a public authority"
+    whose = "the run's certificate" if known.certificate else "a certificate of a public authority"
     return f" over TLS, with {whose}"
 
 
 def _newest(runs: Path) -> Path | None:
-    """The run whose folder was written to last, evaluations of runs aside; None if there is none."""
+    """Return the run with the newest file, without evaluations; None if there is none."""
     files = [file for name in ("events.jsonl", "coordinator.json") for file in runs.glob(f"*/{name}")]
     files = [file for file in files if ".eval-" not in file.parent.name]
     return max(files, key=os.path.getmtime).parent if files else None
@@ -202,7 +203,7 @@ def _is_run(run: Path | None) -> TypeGuard[Path]:
 
 
 def _has_coordinator(run: Path) -> bool:
-    """It has one, or had: the file stays."""
+    """Whether the run has a coordinator, or had one: the file stays."""
     from coordinator.address import FILE_NAME
     from launch.run_folder import holder
 
@@ -210,13 +211,13 @@ def _has_coordinator(run: Path) -> bool:
 
 
 def _show_run(run: Path, as_json: bool, *, watch: bool = False) -> None:
-    """From its folder alone."""
+    """Show a run's status from its folder."""
     from launch.commands.status import read_run_status, status_lines
 
     if watch:
         raise PacelineError(
-            f"{run} has no coordinator to watch: it trains no drafter, or has ended",
-            remedy=f"look at it now and then (paceline status {run}), or follow {run}/run.log",
+            f"{run} has no coordinator to watch: it trains no drafter, or it has ended",
+            remedy=f"call paceline status {run} again, or follow {run}/run.log",
         )
     status = read_run_status(run)
     if as_json:
@@ -236,7 +237,7 @@ def _show(status: "Status", as_json: bool) -> None:
 
 
 def _watch(client: "AdminClient", *, as_json: bool) -> None:
-    """A table that follows on a terminal; elsewhere a table, then a line per change."""
+    """Show a live table on a terminal; elsewhere a table, then one line per change."""
     from coordinator.status import Status
 
     if as_json:
@@ -268,7 +269,7 @@ def _watch(client: "AdminClient", *, as_json: bool) -> None:
 
 
 def rendered(status: "Status") -> "RenderableType":
-    """One line about the coordinator, and a table of its workers."""
+    """Return one line about the coordinator and a table of its workers."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -280,7 +281,7 @@ def rendered(status: "Status") -> "RenderableType":
     for worker in sorted(status.workers, key=lambda worker: worker.name):
         remarks = [text for text, holds in (("drained", worker.drained), ("leads", worker.name in leaders)) if holds]
         if worker.rests_s > 0:
-            remarks.append(f"rests {worker.rests_s:.0f} s")
+            remarks.append(f"pauses {worker.rests_s:.0f} s")
         if worker.trainer_failures:
             remarks.append(f"{worker.trainer_failures} trainer failures")
         if worker.state == "TRAINING":
@@ -304,11 +305,11 @@ def rendered(status: "Status") -> "RenderableType":
 def _headline(status: "Status") -> str:
     step = "no RL step yet" if status.rollout_step is None else f"RL step {status.rollout_step}"
     if status.settling:
-        doing = "restarted, waiting for the workers to register"
+        doing = "restarted, waiting for workers to register"
     elif status.paused:
         doing = "spot training is paused"
     else:
-        doing = "the tail is open for training" if status.rolling else "no training wanted now"
+        doing = "idle workers may train" if status.rolling else "no training now"
     training = sum(worker.state == "TRAINING" for worker in status.workers)
     line = f"{step}, {doing}; {training} of {len(status.workers)} workers train; threshold {status.threshold}"
     if status.drained_nodes:
@@ -317,7 +318,7 @@ def _headline(status: "Status") -> str:
 
 
 def change_line(change: "Change") -> str:
-    """One change in words."""
+    """Return one line for a change."""
     at = datetime.fromtimestamp(change.at_s).strftime("%H:%M:%S.%f")[:-3]
     if change.group:
         members = ", ".join(change.members) or "ended"

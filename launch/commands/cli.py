@@ -1,6 +1,6 @@
-"""The command line. Owns arguments; the work is imported when it is asked for.
+"""The command line. Owns arguments; each command imports its work when it runs.
 
-Nothing here may import torch or ray at module level: `paceline --help` answers at once.
+No torch or ray at module level, so that `paceline --help` answers at once.
 Exit codes: 0 done, 1 failed, 2 usage or configuration, 75 Ray was lost, 130 interrupted.
 """
 
@@ -32,10 +32,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file, see examples/", show_default=False)]
-Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="dotted overrides, e.g. run.steps=20")
-]
+ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file (see examples/)", show_default=False)]
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="overrides, e.g. run.steps=20")]
 Debug = Annotated[bool, typer.Option("--debug", help="show the traceback of a failure")]
 
 
@@ -43,25 +41,25 @@ Debug = Annotated[bool, typer.Option("--debug", help="show the traceback of a fa
 def train(
     config: ConfigPath,
     overrides: Overrides = None,
-    resume: Annotated[bool, typer.Option("--resume", help="go on from the run's newest intact checkpoint")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="continue from the newest intact checkpoint")] = False,
     resume_or_start: Annotated[
-        bool, typer.Option("--resume-or-start", help="go on if there is a checkpoint, else start: for what starts runs")
+        bool, typer.Option("--resume-or-start", help="continue if there is a checkpoint, else start (for schedulers)")
     ] = False,
     allow: Annotated[
         list[str] | None,
-        typer.Option("--allow", metavar="KEY", help="with --resume: this key, or section, may differ from the run's"),
+        typer.Option("--allow", metavar="KEY", help="with --resume: key or section that may differ from the run's"),
     ] = None,
     step: Annotated[
-        int | None, typer.Option("--step", help="with --resume: from this checkpoint; later ones are set aside")
+        int | None, typer.Option("--step", help="with --resume: checkpoint to continue from; later ones are set aside")
     ] = None,
     debug: Debug = False,
 ) -> None:
-    """Train: warm start if configured, then RL steps, evaluation, checkpoints, report and the exported model."""
+    """Train a model: warm start if configured, RL steps, evaluation, checkpoints, report, exported model."""
     with failures(debug):
         if allow and not (resume or resume_or_start):
-            raise UsageError("--allow is for --resume: it names what may differ from the run's own configuration")
+            raise UsageError("--allow needs --resume: it names keys that may differ from the run's configuration")
         if step is not None and not resume:
-            raise UsageError("--step is for --resume: it names the checkpoint to go on from")
+            raise UsageError("--step needs --resume: it names the checkpoint to continue from")
         loaded = _load(config, overrides, fetch=True)
         if resume_or_start:
             from launch.run.resume import can_resume
@@ -77,7 +75,7 @@ def train(
 
 @app.command(cls=WithOverrides)
 def warmup(config: ConfigPath, overrides: Overrides = None, debug: Debug = False) -> None:
-    """Supervised warm start from demonstrations; prints the folder of the resulting model."""
+    """Train on demonstrations (warm start) and print the folder of the model."""
     with failures(debug):
         loaded = _load(config, overrides, fetch=True)
         if loaded.config.warmup is None:
@@ -94,22 +92,21 @@ def evaluate(
         Path,
         typer.Argument(
             metavar="WHAT",
-            help="configuration, or a run's, checkpoint's or model's folder",
+            help="configuration, or folder of a run, checkpoint or model",
             show_default=False,
         ),
     ],
     overrides: Overrides = None,
     config: Annotated[
-        Path | None, typer.Option("--config", metavar="CONFIG", help="how to evaluate; default: as the run did")
+        Path | None,
+        typer.Option("--config", metavar="CONFIG", help="configuration of the evaluation; default: the run's"),
     ] = None,
-    step: Annotated[int | None, typer.Option("--step", help="of a run: this checkpoint; default: its model")] = None,
-    best: Annotated[bool, typer.Option("--best", help="of a run: its best model")] = False,
-    base: Annotated[
-        bool, typer.Option("--base", help="of a run: the model that it began with too, and the difference")
-    ] = False,
+    step: Annotated[int | None, typer.Option("--step", help="checkpoint of a run; default: its final model")] = None,
+    best: Annotated[bool, typer.Option("--best", help="best model of a run")] = False,
+    base: Annotated[bool, typer.Option("--base", help="also evaluate the run's initial model, and compare")] = False,
     debug: Debug = False,
 ) -> None:
-    """Evaluate a model on the held-out prompts (data.eval, or eval.sets): reward, pass@k, maj@k, and all responses."""
+    """Evaluate a model on held-out prompts (data.eval or eval.sets): reward, pass@k, maj@k and all responses."""
     with failures(debug):
         from launch.commands.eval_target import base_of, find
         from launch.config import ConfigError
@@ -146,23 +143,23 @@ def chat(
     what: Annotated[
         Path,
         typer.Argument(
-            metavar="WHAT", help="a run's, checkpoint's or model's folder, or a configuration", show_default=False
+            metavar="WHAT", help="folder of a run, checkpoint or model, or a configuration", show_default=False
         ),
     ],
     overrides: Overrides = None,
-    prompt: Annotated[str | None, typer.Option("--prompt", metavar="TEXT", help="answer this, and end")] = None,
-    single: Annotated[bool, typer.Option("--single", help="each prompt by itself: no conversation")] = False,
+    prompt: Annotated[str | None, typer.Option("--prompt", metavar="TEXT", help="answer this prompt and exit")] = None,
+    single: Annotated[bool, typer.Option("--single", help="treat each prompt as a new conversation")] = False,
     temperature: Annotated[
-        float | None, typer.Option("--temperature", min=0, max=10, help="0 is greedy; default: the run's")
+        float | None, typer.Option("--temperature", min=0, max=10, help="0: greedy; default: the run's")
     ] = None,
     max_tokens: Annotated[
-        int | None, typer.Option("--max-tokens", min=1, help="of an answer; default: the run's")
+        int | None, typer.Option("--max-tokens", min=1, help="tokens of an answer; default: the run's")
     ] = None,
-    step: Annotated[int | None, typer.Option("--step", help="of a run: this checkpoint; default: its model")] = None,
-    best: Annotated[bool, typer.Option("--best", help="of a run: its best model")] = False,
+    step: Annotated[int | None, typer.Option("--step", help="checkpoint of a run; default: its final model")] = None,
+    best: Annotated[bool, typer.Option("--best", help="best model of a run")] = False,
     debug: Debug = False,
 ) -> None:
-    """Ask a model in the terminal, or line by line from a pipe, with the template and sampling of its run."""
+    """Chat with a model in the terminal, or line by line from a pipe, with its run's template and sampling."""
     with failures(debug, into_pipe=True):
         from launch.commands.eval_target import find
         from launch.config import ConfigError
@@ -190,10 +187,10 @@ def chat(
 def show_config(
     config: Annotated[Path | None, typer.Argument(metavar="[CONFIG]", help="YAML file", show_default=False)] = None,
     overrides: Overrides = None,
-    schema: Annotated[bool, typer.Option("--schema", help="describe every key instead")] = False,
+    schema: Annotated[bool, typer.Option("--schema", help="describe every key")] = False,
     debug: Debug = False,
 ) -> None:
-    """Print the resolved configuration with the source of every value; warn about what this machine lacks."""
+    """Print the resolved configuration with the source of every value, and warn about what this machine lacks."""
     with failures(debug, into_pipe=True):
         from launch.config.bias import biases_of
         from launch.config.show import resolved_lines, schema_markdown
@@ -218,7 +215,7 @@ def show_config(
 
 @app.command("plan-graphs", cls=WithOverrides)
 def plan_graphs(config: ConfigPath, overrides: Overrides = None, debug: Debug = False) -> None:
-    """Show which CUDA graphs an engine captures, and their predicted memory; needs no GPU."""
+    """Show which CUDA graphs an engine captures and their predicted memory. Needs no GPU."""
     with failures(debug, into_pipe=True):
         loaded = _load(config, overrides)
         from rich.console import Console
@@ -233,12 +230,12 @@ def plan_step(
     config: ConfigPath,
     overrides: Overrides = None,
     device: Annotated[
-        str | None, typer.Option("--device", metavar="GPU", help="default: cluster.gpu, else this machine's")
+        str | None, typer.Option("--device", metavar="GPU", help="GPU type; default: cluster.gpu, else this machine's")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="everything, for programs")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
     debug: Debug = False,
 ) -> None:
-    """Predict an engine step's time and every phase's memory on a GPU, without one; refuse what cannot fit."""
+    """Predict step time and memory on a GPU, without one. Fails if the run cannot fit."""
     with failures(debug, into_pipe=True):
         loaded = _load(config, overrides)
         from launch.config import ConfigError
@@ -262,12 +259,13 @@ def calibrate(
     config: ConfigPath,
     overrides: Overrides = None,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="default: calibrations, below run.dir, where runs look")
+        Path | None,
+        typer.Option("--out", metavar="DIR", help="output folder; default: run.dir/calibrations, where runs look"),
     ] = None,
-    seconds: Annotated[float, typer.Option("--seconds", min=1, help="for measuring, about")] = 60.0,
+    seconds: Annotated[float, typer.Option("--seconds", min=1, help="approximate measuring time")] = 60.0,
     debug: Debug = False,
 ) -> None:
-    """Measure what engine steps and drafts cost on this device with this model, so that runs know it from the start."""
+    """Measure the cost of engine steps and drafts for this model and device, for the strategy choice of later runs."""
     with failures(debug):
         loaded = _load(config, overrides, fetch=True)
         _require(loaded.config, "calibrate")
@@ -294,11 +292,12 @@ def calibrate(
 @app.command("check-cluster")
 def check_cluster(
     files: Annotated[
-        list[Path], typer.Argument(metavar="FILE...", help="for `ray up`, or KubeRay's manifests", show_default=False)
+        list[Path],
+        typer.Argument(metavar="FILE...", help="files for `ray up`, or KubeRay manifests", show_default=False),
     ],
     debug: Debug = False,
 ) -> None:
-    """Check files that describe a cluster (cluster.yaml, RayJob, RayCluster), without talking to any cloud."""
+    """Check cluster files (cluster.yaml, RayJob, RayCluster) without contacting a cloud."""
     with failures(debug):
         from launch.config import ConfigError, Issue
         from launch.manifests import check_manifest
@@ -308,31 +307,31 @@ def check_cluster(
             found = check_manifest(file)
             issues += [Issue(each.key, each.message, str(file), each.remedy) for each in found]
             if not found:
-                typer.echo(f"{file}: no fault found")
+                typer.echo(f"{file}: no problems found")
         if issues:
             raise ConfigError(issues)
 
 
 @app.command()
 def export(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="folder of a run, complete or not", show_default=False)],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="folder of a run, finished or not", show_default=False)],
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="where the model goes; default: below RUN/exported")
+        Path | None, typer.Option("--out", metavar="DIR", help="output folder; default: below RUN/exported")
     ] = None,
-    step: Annotated[int | None, typer.Option("--step", help="of this checkpoint; default: the newest")] = None,
-    best: Annotated[bool, typer.Option("--best", help="the best model by checkpoint.best_metric")] = False,
+    step: Annotated[int | None, typer.Option("--step", help="checkpoint; default: the newest")] = None,
+    best: Annotated[bool, typer.Option("--best", help="export the best model by checkpoint.best_metric")] = False,
     quantization: Annotated[
-        str, typer.Option("--quantization", help="w8a8 or fp8: layers in few bits (compressed-tensors, for vLLM)")
+        str, typer.Option("--quantization", help="w8a8 or fp8: quantise layers (compressed-tensors, for vLLM)")
     ] = "none",
     debug: Debug = False,
 ) -> None:
-    """Write a checkpoint of a run, or its best model, as a Hugging Face model; without Ray, without a GPU."""
+    """Export a run's checkpoint or best model as a Hugging Face model. Needs neither Ray nor a GPU."""
     with failures(debug):
         from launch.commands.export_model import export as write
         from launch.commands.export_model import export_best
 
         if best and (step is not None or quantization != "none"):
-            raise UsageError("--best is the model as it was kept: it goes with neither --step nor --quantization")
+            raise UsageError("--best exports the model as it was saved: leave out --step and --quantization")
         if best:
             typer.echo(export_best(run, out or run / "exported/best"))
         else:
@@ -342,15 +341,15 @@ def export(
 
 @app.command("export-drafter")
 def export_drafter(
-    drafter: Annotated[Path, typer.Argument(metavar="DRAFTER", help="directory of a drafter", show_default=False)],
-    target: Annotated[Path, typer.Option("--target", metavar="DIR", help="model directory it drafts for")],
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="where the checkpoint goes")],
+    drafter: Annotated[Path, typer.Argument(metavar="DRAFTER", help="folder of a drafter", show_default=False)],
+    target: Annotated[Path, typer.Option("--target", metavar="DIR", help="folder of its target model")],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="output folder")],
     method: Annotated[
-        Literal["eagle", "eagle3"] | None, typer.Option("--method", help="what it must be; default: what it is")
+        Literal["eagle", "eagle3"] | None, typer.Option("--method", help="required method; default: any")
     ] = None,
     debug: Debug = False,
 ) -> None:
-    """Write a trained drafter as stock vLLM loads it (methods eagle and eagle3)."""
+    """Export a trained drafter for stock vLLM (methods eagle and eagle3)."""
     with failures(debug):
         from launch.drafter.export import export
 
@@ -359,32 +358,34 @@ def export_drafter(
 
 @app.command("warmup-drafter")
 def warmup_drafter(
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="where the drafter goes")],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="output folder")],
     target: Annotated[
-        Path | None, typer.Option("--target", metavar="DIR", help="model directory; default: RUN/model")
+        Path | None, typer.Option("--target", metavar="DIR", help="folder of the target model; default: RUN/model")
     ] = None,
-    data: Annotated[Path | None, typer.Option("--data", metavar="FILE", help="prompts, as data.train takes")] = None,
-    run: Annotated[Path | None, typer.Option("--run", metavar="RUN", help="a run: its prompts and sampling")] = None,
+    data: Annotated[
+        Path | None, typer.Option("--data", metavar="FILE", help="prompts, in a form that data.train accepts")
+    ] = None,
+    run: Annotated[
+        Path | None, typer.Option("--run", metavar="RUN", help="run whose prompts and sampling are used")
+    ] = None,
     algorithm: Annotated[Literal["eagle", "hass", "eagle3", "osd"], typer.Option("--algorithm")] = "eagle",
-    init: Annotated[Path | None, typer.Option("--init", metavar="DIR", help="drafter to go on from")] = None,
+    init: Annotated[Path | None, typer.Option("--init", metavar="DIR", help="drafter to continue from")] = None,
     samples: Annotated[int, typer.Option("--samples", min=1, help="rollouts per prompt")] = 4,
-    limit: Annotated[int | None, typer.Option("--limit", min=1, help="use so many prompts")] = None,
-    prompt_field: Annotated[str, typer.Option("--prompt-field", help="of --data")] = "prompt",
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="number of prompts")] = None,
+    prompt_field: Annotated[str, typer.Option("--prompt-field", help="its value for --data")] = "prompt",
     response_field: Annotated[
-        str | None, typer.Option("--response-field", help="learn from these texts, not from own rollouts")
+        str | None, typer.Option("--response-field", help="learn from this field, not from own rollouts")
     ] = None,
-    template: Annotated[Literal["chat", "plain"], typer.Option("--template", help="of --data")] = "chat",
+    template: Annotated[Literal["chat", "plain"], typer.Option("--template", help="its value for --data")] = "chat",
     temperature: Annotated[float | None, typer.Option("--temperature", min=0, help="default: the run's, or 1")] = None,
-    max_new_tokens: Annotated[int | None, typer.Option("--max-new-tokens", min=1, help="of a rollout")] = None,
+    max_new_tokens: Annotated[int | None, typer.Option("--max-new-tokens", min=1, help="tokens of a rollout")] = None,
     learning_rate: Annotated[float | None, typer.Option("--learning-rate", help="default: the run's, or 1e-3")] = None,
-    max_steps: Annotated[
-        int, typer.Option("--max-steps", min=1, help="micro-steps, if no plateau is reached")
-    ] = 20_000,
+    max_steps: Annotated[int, typer.Option("--max-steps", min=1, help="micro-steps at most")] = 20_000,
     seed: Annotated[int, typer.Option("--seed")] = 0,
     device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option("--device")] = "auto",
     debug: Debug = False,
 ) -> None:
-    """Fit a drafter to a target before a run, to a plateau; the directory is for rollout.speculation.eagle.path."""
+    """Fit a drafter to a target model before a run. Use the folder as rollout.speculation.eagle.path."""
     with failures(debug):
         from launch.drafter.fit import DrafterWarmup
         from launch.drafter.fit import warmup_drafter as run_it
@@ -413,14 +414,14 @@ def warmup_drafter(
 
 @app.command()
 def report(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="folder of a run, complete or not", show_default=False)],
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="default: RUN/report.html")] = None,
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="folder of a run, finished or not", show_default=False)],
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="output file; default: RUN/report.html")] = None,
     against: Annotated[
-        Path | None, typer.Option("--against", metavar="RUN", help="another run, to be shown beside it")
+        Path | None, typer.Option("--against", metavar="RUN", help="another run to show beside it")
     ] = None,
     debug: Debug = False,
 ) -> None:
-    """Write one self-contained HTML file about a run, and its Perfetto trace; works while the run goes on."""
+    """Write a run's report (one HTML file) and Perfetto trace. Works while the run is going on."""
     with failures(debug):
         from launch.report import write_report
 

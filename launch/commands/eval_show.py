@@ -90,8 +90,9 @@ def show_comparison(base: Path, trained: Path, console: Console | None = None) -
 
 
 def standard_errors(base: Path, trained: Path) -> dict[str, float]:
-    """Of the differences of mean rewards, by metric (`eval/reward`, of several sets `eval/SET/reward`): the standard
-    deviation of the prompts' differences over the square root of their number. Nothing of a single prompt."""
+    """Standard errors of the differences of mean rewards, by metric (`eval/reward`, of several sets `eval/SET/reward`):
+    the standard deviation of the prompts' differences over the square root of their number. Nothing of a single
+    prompt."""
     before, after = (
         {(row.get("set"), row.get("uid")): row.get("reward") for row in read(folder / _PROMPTS)}
         for folder in (base, trained)

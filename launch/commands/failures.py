@@ -1,6 +1,5 @@
-"""How a failed command ends: a message on stderr and an exit code. Owns the latter; `launch.errors` decides which
-failures are expected, and shows them. No torch, no ray.
-"""
+"""Turn a failed command into a message on stderr and an exit code. Owns the exit code; `launch.errors` decides which
+failures are expected. No torch, no ray."""
 
 import traceback
 from collections.abc import Iterator

@@ -37,7 +37,7 @@ def _engine(c: Config) -> Capabilities:
 
 def _run(c: Config) -> Iterator[Issue]:
     if c.run.name in RESERVED_NAMES:
-        yield Issue("run.name", f"{c.run.name} is a folder that runs share", remedy="choose another name")
+        yield Issue("run.name", f"{c.run.name} is a folder that all runs use", remedy="choose another name")
 
 
 def _objective(c: Config) -> Iterator[Issue]:
@@ -70,7 +70,7 @@ def _rollout(c: Config) -> Iterator[Issue]:
     if r.rollouts_per_prompt == 1 and c.objective.baseline in ("group", "leave_one_out"):
         yield Issue(
             "rollout.rollouts_per_prompt",
-            f"1 response has no others to be compared with, as objective.baseline={c.objective.baseline} asks",
+            f"objective.baseline={c.objective.baseline} compares responses of a prompt, and there is only 1",
             remedy="set it to 2 or more, or another baseline, as objective.name=reinforce_pp has",
         )
     elif r.rollouts_per_prompt == 1 and c.objective.drop_zero_variance:
@@ -97,14 +97,14 @@ def _rollout(c: Config) -> Iterator[Issue]:
         if e.kv_tokens < longest:
             yield Issue("rollout.engine.kv_tokens", f"{e.kv_tokens} does not hold one request: {needed}")
     if c.model.batch_invariant and not _engine(c).batch_invariant:
-        message = f"the {e.backend} engine has no batch-invariant mode: its tokens depend on what it decodes together"
+        message = f"the {e.backend} engine has no batch-invariant mode: its tokens depend on the batch"
         yield Issue("model.batch_invariant", message, remedy="leave it out, or set model.batch_invariant=null")
     hottest = _engine(c).max_temperature
     drawn = [("rollout.sampling.temperature", r.sampling.temperature), ("eval.temperature", c.eval.temperature)]
     drawn += [(f"eval.sets.{i}.temperature", one.temperature) for i, one in enumerate(c.eval.sets) if one.temperature]
     for key, temperature in drawn:
         if temperature > hottest:
-            message = f"{temperature:g} is more than the {e.backend} engine samples at"
+            message = f"{temperature:g} is above the limit of the {e.backend} engine"
             yield Issue(key, message, remedy=f"set it to {hottest:g} at most")
     for name, off in (("top_k", 0), ("top_p", 1)):
         if getattr(r.sampling, name) != off and not _engine(c).logprobs_t1:
@@ -136,7 +136,7 @@ def _layout(c: Config) -> Iterator[Issue]:
         yield Issue("cluster.gpu", f"{c.cluster.gpu!r} is not known", remedy=f"one of {', '.join(DEVICES)}")
     if c.cluster.weights in ("ipc", "broadcast") and not _engine(c).pieces:
         message = (
-            f"{c.cluster.weights}, but the {c.rollout.engine.backend} engine takes weights from the object store only"
+            f"{c.cluster.weights}, but the {c.rollout.engine.backend} engine loads weights from the object store only"
         )
         yield Issue("cluster.weights", message, remedy="leave it out")
     if c.cluster.gpus_per_worker > 1:
@@ -152,11 +152,11 @@ def _tensor_parallel(c: Config) -> Iterator[Issue]:
     key, gpus, backend = "cluster.gpus_per_worker", c.cluster.gpus_per_worker, c.rollout.engine.backend
     if c.cluster.layout == "embedded" or c.rollout.engine.device == "cpu":
         why = "cluster.layout is embedded" if c.cluster.layout == "embedded" else "rollout.engine.device is cpu"
-        yield Issue(key, f"{gpus:g}, but {why}: engines use no GPU", remedy="leave it out")
+        yield Issue(key, f"{gpus:g}, but engines use no GPU: {why}", remedy="leave it out")
     elif not _engine(c).tensor_parallel:
         yield Issue(
             key,
-            f"{gpus:g}, but the {backend} engine uses one GPU: the others would idle",
+            f"{gpus:g}, but the {backend} engine uses one GPU",
             remedy="set it to 1 and raise rollout.workers",
         )
     elif gpus != int(gpus):

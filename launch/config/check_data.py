@@ -51,7 +51,7 @@ def _generated(c: Config) -> Iterator[Issue]:
         if task.name in taken:
             yield Issue(
                 f"{key}.{index}.name",
-                f"two sets are called {task.name!r}: metrics would not tell them apart",
+                f"two sets are called {task.name!r}: metrics need different names",
                 remedy=f"choose another name for this one, with dataset: {task.source}",
             )
         taken.add(task.name)
@@ -76,7 +76,7 @@ def _evaluation(c: Config) -> Iterator[Issue]:
         if one.name in _OTHER_METRICS:
             yield Issue(
                 f"{key.removesuffix('.path')}.name",
-                f"{one.name!r} stands for something else in metrics",
+                f"{one.name!r} has another meaning in metrics",
                 remedy="choose another name",
             )
     most = max((one.samples or 0 for one in sets.values()), default=0)

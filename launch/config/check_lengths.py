@@ -54,7 +54,7 @@ def _abort(c: Config) -> Iterator[Issue]:
     if c.objective.overlong.buffer_tokens != 0:
         yield Issue(
             "objective.overlong.buffer_tokens",
-            f"takes reward from long responses, whose lengths {_ABORT} cuts",
+            f"lowers the reward of long responses, and {_ABORT} shortens them",
             remedy=f"set it to 0, or {_OFF}",
         )
 
@@ -62,19 +62,19 @@ def _abort(c: Config) -> Iterator[Issue]:
 def _term(key: str, term: RewardTerm) -> Iterator[Issue]:
     """A term that needs more of a response than its answer."""
     if term.kind in ("format", "judge", "reasoning_gym"):
-        said = f"{term.kind} reads the whole response, and {_ABORT} ends it behind the answer"
+        said = f"{term.kind} reads the whole response, and {_ABORT} stops it after the answer"
         yield Issue(f"{key}.kind", said, remedy=f"leave the term out, or set {_OFF}")
     elif term.kind == "python" and not term.prefix_sufficient:
         yield Issue(
             f"{key}.prefix_sufficient",
-            f"false: the function may read the whole response, and {_ABORT} ends it behind the answer",
+            f"false: the function may read the whole response, and {_ABORT} stops it after the answer",
             remedy=f"set it to true if what follows the first complete answer never counts, or set {_OFF}",
         )
     elif term.kind == "math" and term.fallback != "none":
-        said = f"{term.fallback} reads the end of a response without a box, and {_ABORT} gives such responses up"
+        said = f"{term.fallback} reads the end of a response without a box, and {_ABORT} stops such responses"
         yield Issue(f"{key}.fallback", said, remedy=f"set it to none, or {_OFF}")
     if term.kind in _MARKERS and term.answer == "last":
-        said = f"last, but {_ABORT} ends responses behind their first answer: what is last could change by that"
+        said = f"last, but {_ABORT} stops responses after their first answer, which could change the last one"
         yield Issue(f"{key}.answer", said, remedy=f"leave it out (first), or set {_OFF}")
 
 

@@ -21,7 +21,7 @@ def lora_issues(c: Config) -> Iterator[Issue]:
     if lora.dropout:
         yield Issue(
             f"{_KEY}.dropout",
-            f"{lora.dropout:g}, but rollouts are sampled without, and two passes over one sequence must agree",
+            f"{lora.dropout:g}, but rollouts have no dropout, and two passes over a sequence must agree",
             remedy="leave it out",
         )
     if c.learner.autocast_bf16 and c.model.dtype == "float32":

@@ -60,7 +60,7 @@ def _quantization(c: Config) -> Iterator[Issue]:
     if c.rollout.speculation.mode != "off" and "self" in drafted:
         yield Issue(
             "rollout.speculation.strategies",
-            f"self drafts with a copy of the target in few bits, and beside {key}={form} that is no cheaper than the "
+            f"self drafts with a copy of the target in few bits, and beside {key}={form} that costs as much as the "
             "target",
             remedy=f"name others, such as suffix or ngram, or set {key}=none",
         )

@@ -65,7 +65,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = (), *, training: bo
 
 
 def load_values(values: dict[str, Any], name: str, overrides: Sequence[str] = (), *, training: bool = True) -> Loaded:
-    """The same of values that are in no file; `name` stands for it in messages."""
+    """Resolve values that come from no file. `name` stands for the file in messages."""
     return _loaded(Document(values), Path(name), overrides, training, folder=Path.cwd())
 
 
@@ -99,9 +99,9 @@ def _remedy(issues: Sequence[Issue]) -> str:
     for each in said:
         by_key.setdefault(each.partition("=")[0], []).append(each)
     pasted = " ".join(shlex.quote(values[0]) for values in by_key.values() if len(values) == 1)
-    lines = [f"in the names of Paceline: {pasted}"]
-    lines += [f"say which: {' or '.join(values)}" for values in by_key.values() if len(values) > 1]
-    return "\n".join([*lines, "what else is called otherwise: docs/reference/coming_from.md"])
+    lines = [f"in Paceline's keys: {pasted}"]
+    lines += [f"choose one: {' or '.join(values)}" for values in by_key.values() if len(values) > 1]
+    return "\n".join([*lines, "other names: docs/reference/coming_from.md"])
 
 
 def validate(document: Document, name: str) -> tuple[Config | None, list[Issue]]:
@@ -172,7 +172,7 @@ def _issue(details: ErrorDetails, path: KeyPath, document: Document, name: str) 
         return Issue(key, f"required and missing; expected {about}", where or name)
     remedy = f"{known.description}" if known else ""
     if details["input"] is None and known is not None and known.section is not None:
-        remedy = f"set {_OFF[key]}" if key in _OFF else "leave it out: then its keys have their defaults"
+        remedy = f"set {_OFF[key]}" if key in _OFF else "leave it out: its keys then have their defaults"
     return Issue(key, f"expected {about}; got {_quoted(details['input'])}", where, remedy)
 
 

@@ -39,7 +39,7 @@ _DRIVER = Path("/proc/driver/nvidia/gpus")
 
 
 def network_at(path: Path | str) -> Network:
-    """Of a config.json or its directory, in 16 bits. Raises ModelConfigError, OSError."""
+    """Network of a config.json or its directory, in 16 bits. Raises ModelConfigError, OSError."""
     return ModelConfig.from_hf(read_config(path))
 
 
@@ -198,7 +198,7 @@ def learner_shape(config: Config) -> LearnerShape | None:
 
 
 def adapter_parameters(config: Config) -> int | None:
-    """That learner.lora trains; None: it is not asked for, or nothing is known of the model."""
+    """Parameters that learner.lora trains; None without it, or if the model is unknown."""
     if config.learner.lora is None:
         return None
     try:

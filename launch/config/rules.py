@@ -103,7 +103,7 @@ class _Held:
         names = [getattr(element, rule.name) for element in self._value]
         for index, name in enumerate(names):
             if name in names[:index]:
-                said = f"two {rule.noun} are called {name!r}: metrics would not tell them apart"
+                said = f"two {rule.noun} are called {name!r}: metrics need different names"
                 yield Issue(f"{self._key}.{index}.name", said, remedy=f"set {self._key}.{index}.name")
 
     def _import_path(self, rule: NamesCode) -> Iterator[Issue]:

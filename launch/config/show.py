@@ -8,7 +8,7 @@ from pydantic import BaseModel
 from config.tree import Config
 from launch.config.document import dump
 from launch.config.load import Loaded
-from launch.config.schema import keys, render
+from launch.config.schema import Key, keys, render
 
 
 def to_yaml(config: Config) -> str:
@@ -51,11 +51,21 @@ def schema_markdown() -> str:
     sections = [key for key in keys() if key.section is not None]
     for section in sections:
         lines += ["", f"### `{section.name}`", "", section.description, ""]
-        lines += ["| key | expected | default | description |", "|---|---|---|---|"]
+        lines += ["| key | value | default | meaning |", "|---|---|---|---|"]
         for key in (key for key in keys() if key.section is None and _parent(key.name) == section.name):
-            cells = (f"`{key.name}`", key.expected, f"`{key.default_text}`", key.description)
+            default = "required" if key.required else f"`{key.default_text}`"
+            cells = (f"`{key.name}`", _brief(key), default, key.description)
             lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines).strip() + "\n"
+
+
+def _brief(key: Key) -> str:
+    """What a value must be, in fewer words than in an error. A default of null says that null is possible."""
+    text = key.expected.removeprefix("a ").removeprefix("an ").removeprefix("one of ")
+    text = text.replace("true or false", "boolean").replace("or one of ", "or ")
+    if key.default is None and not key.required:
+        text = text.removesuffix(" or null")
+    return text
 
 
 def _parent(name: str) -> str:

@@ -12,7 +12,7 @@ from launch.dispatch.seat import Seat, Weights, WorkerArrived
 
 @dataclass(frozen=True, slots=True)
 class RolloutEnded:
-    """Of the present run: each request's once, in order of arrival."""
+    """End of a request of the present run: each request's once, in order of arrival."""
 
     rollout: Rollout
 

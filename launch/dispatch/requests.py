@@ -14,7 +14,7 @@ from launch.dispatch.stats import DispatchStats, DispatchTally
 
 
 class Requests:
-    """Of one dispatcher, one run after the other. Whoever waits for them hears of each as a RolloutEnded."""
+    """Requests of one dispatcher, one run after the other. Each end is posted as a RolloutEnded."""
 
     def __init__(self, *, max_retries: int, context: Context) -> None:
         self._max_retries, self._context = max_retries, context

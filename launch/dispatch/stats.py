@@ -27,7 +27,7 @@ class DispatchStats:
 
 @dataclass(slots=True, kw_only=True)
 class DispatchTally:
-    """Of the present run."""
+    """Counts of the present run."""
 
     begin_s: float = 0.0
     lost_workers: int = 0

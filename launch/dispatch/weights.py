@@ -75,7 +75,7 @@ class HandOver:
 
 
 class Loading:
-    """Of one dispatcher's workers."""
+    """Loading of weights by one dispatcher's workers."""
 
     def __init__(self, seats: Seats, drafters: DrafterMessages) -> None:
         self._seats, self._drafters = seats, drafters
@@ -85,7 +85,7 @@ class Loading:
 
     @property
     def version(self) -> int | None:
-        """Of the weights that every worker shall hold; None: what its engine started with."""
+        """Version of the weights that every worker should hold; None: those its engine started with."""
         return self._weights.manifest.version if self._weights else None
 
     def set(self, weights: Weights) -> None:

@@ -70,7 +70,7 @@ class Follow:
         self._nodes, self._clock, self._look_s = nodes, clock, float("-inf")
 
     def buffer_of(self, node: str) -> Any:
-        """Of a node where an actor of the run has come up: Ray's list may be older."""
+        """Data buffer of a node where an actor of the run has come up: Ray's list may be older."""
         if node not in self._buffers:
             self._buffers[node] = self._start(node)
         return self._buffers[node]
@@ -91,8 +91,8 @@ class Follow:
 
 
 def reachable_options(config: Config, there: Mapping[str, str], at: str) -> CoordinatorOptions:
-    """Of a coordinator on node `at` that every worker reaches: at its node's address wherever some may be on another
-    (`embedded` too is spread over CPU nodes, and an elastic run's workers may get nodes that are yet to come).
+    """Options of a coordinator on node `at` that every worker reaches: at its node's address wherever some may be on
+    another (`embedded` too is spread over CPU nodes, and an elastic run's workers may get nodes that are yet to come).
 
     there: nodes' addresses by id."""
     options = config.coordinator

@@ -177,9 +177,7 @@ class DrafterTraining:
         if self._config.cluster.layout == "colocated":
             within_s = self._config.drafter.stop_timeout_s + _ANSWER_S
             for name in dispatcher.drafters.stop_training(within_s):
-                self._observer.event(
-                    "trainer_late", f"{name}: its trainer may be on the GPU still, after {within_s:g} s"
-                )
+                self._observer.event("trainer_late", f"{name}: its trainer may still use the GPU after {within_s:g} s")
 
     def hand_out(self, dispatcher: RolloutDispatcher, target_version: int) -> None:
         """Between two rollouts, with the target's new weights: what the engines draft with from now on."""
@@ -272,7 +270,7 @@ class DrafterTraining:
             self._without.discard(worker)
         if wanted and not self._wanted:
             self._driver.rollout_complete(self._step)
-            self._observer.event("drafter_given_up", "no engine can draft with it any more: it is not trained further")
+            self._observer.event("drafter_given_up", "no engine can use it: its training ends")
 
     def window(self, window: EngineWindow) -> None:
         """What an engine drafted, and what of it was right. An evaluation is drafted for too, but its prompts and its
@@ -307,7 +305,7 @@ class DrafterTraining:
         self._kept[returns] = replace(kept, manifest=replace(kept.manifest, version=returns))
         self._observer.event(
             "drafter_rolled_back",
-            f"version {micro_steps(bad)} drafts worse than version {micro_steps(good)}, which comes back",
+            f"version {micro_steps(bad)} drafts worse than version {micro_steps(good)}, which is restored",
         )
 
     def _retrain(self, why: str) -> None:
@@ -367,5 +365,5 @@ def drafter_training(
         stack.callback(driver.close)
         watch = DrafterWatch(actors.coordinator, actors.buffers, observer.event)
         stack.callback(watch.look)  # what was lost at the end is said too
-        observer.event("coordinator", f"{actors.endpoint}; look with: paceline status {run_dir}")
+        observer.event("coordinator", f"{actors.endpoint}; show it with: paceline status {run_dir}")
         yield DrafterTraining(config, observer, run_dir, model, actors, driver, watch)

@@ -71,9 +71,9 @@ class DrafterWatch:
 
     def _say(self, name: str, reason: str) -> None:
         if name == _COORDINATOR:
-            self._on_event("coordinator_lost", f"{reason}; Ray starts it again, rollouts go on without it")
+            self._on_event("coordinator_lost", f"{reason}; Ray restarts it, rollouts continue without it")
         else:
-            self._on_event("buffer_lost", f"data buffer of node {name[:8]}: {reason}; what it held is given up")
+            self._on_event("buffer_lost", f"data buffer of node {name[:8]}: {reason}; its data is lost")
 
 
 def _get(ref: Any) -> BufferStats | None:

@@ -217,7 +217,7 @@ class FailoverLearner:
             self._kept.clear()
             self._unkept = f"what it was given since the last checkpoint was not kept: {error}"
             self._observer.event(
-                "steps_not_kept", f"{error}; a learner that is lost before the next checkpoint is lost"
+                "steps_not_kept", f"{error}; a learner lost before the next checkpoint cannot be recovered"
             )
 
     def publish(self, version: int, *, masters: bool = False) -> "tuple[WeightsManifest, ray.ObjectRef[Any]]":
@@ -346,7 +346,7 @@ class FailoverLearner:
         while (why := self._why_not(error)) is None:
             self._restarts += 1
             self._observer.event(
-                "learner_lost", f"{error}; its group starts again (restart {self._restarts} of {self._max_restarts})"
+                "learner_lost", f"{error}; the learner group restarts ({self._restarts} of {self._max_restarts})"
             )
             try:
                 group = self._group = self._made_again()
@@ -359,7 +359,7 @@ class FailoverLearner:
             base = "the initial weights" if self._base is None else self._base.parent.name
             self._observer.event(
                 "learner_restarted",
-                f"on {nodes}, after {spent_s:.1f} s: from {base}, with the updates of {len(self._kept)} RL steps again",
+                f"on {nodes}, after {spent_s:.1f} s: from {base}, repeating the updates of {len(self._kept)} RL steps",
             )
             return
         raise error.with_remedy(why)
@@ -436,7 +436,7 @@ class FailoverLearner:
             group.rest(optimizer=self._rests)
         if differs := differs or others:
             self._observer.event(
-                "learner_differs", f"{differs}: the run goes on with other last bits (docs/concepts/fleet.md)"
+                "learner_differs", f"{differs}: the run continues with different last bits (docs/concepts/fleet.md)"
             )
 
     def _publish_again(self, group: LearnerGroup) -> str:

@@ -42,7 +42,8 @@ def _by_node(group: BundleGroup) -> list[dict[str, float]]:
 
 
 class Autoscaler:
-    """Of one run, elastic or not. Begins with a request for nothing: a run that was killed has left its own behind."""
+    """Requests to the autoscaler of one run, elastic or not. Begins with a request for nothing: a run that was killed
+    has left its own behind."""
 
     def __init__(
         self,

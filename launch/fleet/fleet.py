@@ -130,7 +130,7 @@ class Fleet:
 
     @property
     def rollouts_left(self) -> int:
-        """Of the run, with one that is under way or was the last to begin in its step."""
+        """Rollouts that the run still has, with one that is under way or was the last to begin in its step."""
         run, staleness = self._config.run, self._config.rollout.staleness
         return run.steps - self._observer.current_step + 1 + self._more - staleness
 
@@ -173,7 +173,7 @@ class Fleet:
         self._look()
 
     def admit(self, node_id: str, reason: str) -> None:
-        """That is no reason any more to drain the node; without another one it is used again."""
+        """Remove one reason to drain the node. Without another reason it is used again."""
         known = self._drained.get(node_id, [])
         if known == [reason]:
             del self._drained[node_id]
@@ -182,7 +182,7 @@ class Fleet:
                 if not self._placement.ready(name):
                     self._dispatcher.leave(name, "it waits for room on other nodes")
             self._look()
-            self._observer.event("node_returned", f"node {node_id[:8]} may have workers again")
+            self._observer.event("node_returned", f"node {node_id[:8]} can have workers again")
         elif reason in known:
             known.remove(reason)
 
@@ -366,7 +366,7 @@ class Fleet:
                 self._unplaced = True
                 alone = "" if self._scaled else " (nobody adds nodes to this cluster by itself)"
                 missing = self._placement.missing(name)
-                self._observer.event("worker_unplaced", f"{name} joins when there is room{alone}: {missing}")
+                self._observer.event("worker_unplaced", f"{name} joins when the cluster has room{alone}: {missing}")
 
     def _join(self, name: str, since_s: float) -> None:
         del self._asked[name]

@@ -117,7 +117,7 @@ class Notices:
                 said = f"notices of {provider} are listened to" if provider else f"no notices: {detail}"
                 self._say("spot_watch", said, f"{said} (first on {name})")
             case Trouble(reason):
-                self._say("spot_trouble", reason, f"{name}: {reason}; notices may not be heard")
+                self._say("spot_trouble", reason, f"{name}: {reason}; notices may be missed")
             case SpotNotice(what, ends, at_s):
                 if ends:
                     self._ends(heard, what, at_s)
@@ -158,7 +158,7 @@ class Notices:
         ending.said.remove(what)
         name, others = _name(node_id, ending.address), sorted(ending.said)
         self._observer.event(
-            "spot_withdrawn", f"{name}: no more: {what}; {f'but {others[0]}' if others else 'it stays'}"
+            "spot_withdrawn", f"{name}: withdrawn: {what}; {f'but {others[0]}' if others else 'it stays'}"
         )
         if others:
             return
@@ -209,7 +209,7 @@ class Notices:
         if self._training is not None and ending.obeyed:
             self._training.undrain(node_id)
         late = "" if ending.cleared or not ending.obeyed else ", before its workers had left"
-        self._observer.event("node_gone", f"{_name(node_id, ending.address)}: it has gone, as announced{late}")
+        self._observer.event("node_gone", f"{_name(node_id, ending.address)}: has ended, as announced{late}")
 
     def _say(self, kind: str, key: str, message: str) -> None:
         """Once: many nodes have the same to say."""

@@ -17,7 +17,8 @@ def _few() -> deque[float]:
 
 
 class Pace:
-    """Of one run. Kinds of rollouts ("rollout", "refill", "eval") are followed by waits of their own."""
+    """Durations of rollouts and waits of one run. Kinds of rollouts ("rollout", "refill", "eval") are followed by waits
+    of their own."""
 
     def __init__(self) -> None:
         self.tokens_per_s = 0.0  # of one worker with all the requests it can run; 0: not known
@@ -73,7 +74,7 @@ class Pace:
 
     @property
     def next_tokens(self) -> float:
-        """Of the next rollout."""
+        """Expected tokens of the next rollout."""
         return self._tokens.get("rollout", 0.0)
 
     @property

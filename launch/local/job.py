@@ -186,7 +186,7 @@ class LocalDispatcher:
                 case EngineWindow() if self._meter is not None and not event.evaluation:
                     self._meter.window(WORKER, event)
                 case DrafterFailed(name=name, reason=reason):
-                    self._observer.event("drafter_failed", f"{WORKER}: {name} is not used any more: {reason}")
+                    self._observer.event("drafter_failed", f"{WORKER}: {name} is no longer used: {reason}")
 
     def end(self, *, abort: bool) -> DispatchStats:
         return DispatchStats(

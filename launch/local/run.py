@@ -48,7 +48,7 @@ def _train(config: Config, run_dir: Path) -> int:
         try:
             _run(_embedded(config), observer, interrupt, run_dir)
         except (Interrupted, KeyboardInterrupt):
-            observer.event("interrupted", "a run in one process writes no checkpoint: start it again")
+            observer.event("interrupted", "a run in one process writes no checkpoints: start it again")
             return EXIT_INTERRUPTED
         except Exception as error:
             expected = as_expected(error)

@@ -25,7 +25,7 @@ _IMAGE = re.compile(r"(?:^|/)ray(?:-ml|-llm)?:([0-9]+(?:\.[0-9]+)+)")  # of Ray'
 
 
 def check_manifest(path: Path) -> list[Issue]:
-    """Of a file for `ray up`, or of KubeRay's manifests (RayJob, RayCluster; several in one file are all checked).
+    """Check a file for `ray up`, or of KubeRay's manifests (RayJob, RayCluster; several in one file are all checked).
 
     Raises UsageError for a file that is neither."""
     try:

@@ -212,7 +212,7 @@ def _early_ends(m: dict[str, float]) -> str:
     answered, given_up = (100 * m.get(f"abort/{name}_share", 0.0) for name in ("answered", "given_up"))
     saved = f", about {m['abort/saved_tokens']:,.0f} tokens saved" if "abort/saved_tokens" in m else ""
     if "abort/give_up_at" not in m:
-        return f"{answered:.0f} % after their answer, nobody is given up: the threshold is at the length limit"
+        return f"{answered:.0f} % after their answer, none stopped late: the threshold is the length limit"
     return f"{answered:.0f} % after their answer, {given_up:.0f} % given up at {m['abort/give_up_at']:.0f}{saved}"
 
 

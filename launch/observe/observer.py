@@ -88,7 +88,7 @@ class Observer:
         missing = self._missing(resume_from or 0)
         self.event("started" if resume_from is None else "resumed", f"{run_dir} from step {self._state.step}")
         if missing:
-            self.event("rows_missing", f"metrics.jsonl has no row of {missing}: charts and sums go without")
+            self.event("rows_missing", f"metrics.jsonl has no row of {missing}: charts and sums leave it out")
         if changes := environment.record(run_dir, environment.describe(config, clock())):
             self.event("environment_changed", f"since the last start of this run: {'; '.join(changes)}")
 
@@ -225,7 +225,7 @@ class Observer:
                 return
             self._state.stopping = signal_name
         self.event(
-            "stopping", f"{signal_name}: the last complete RL step is checkpointed first; Ctrl-C again stops at once"
+            "stopping", f"{signal_name}: saving the last complete RL step first; press Ctrl-C again to stop at once"
         )
 
     def worker(self, name: str, state: str, detail: str = "") -> None:

@@ -23,7 +23,7 @@ SHOWN_SHARE = 0.05  # of the steps: less is no answer to "why was it off"
 
 @dataclass(slots=True)
 class ReasonTotals:
-    """Of one reason, summed over engine steps. `judged`, `advantage`: as of ReasonUse."""
+    """Totals of one reason, summed over engine steps. `judged`, `advantage`: as of ReasonUse."""
 
     engine_steps: int = 0
     judged: int = 0
@@ -47,7 +47,7 @@ Reasons = Mapping[str, ReasonTotals]
 
 
 def reasons_of(record: Mapping[str, Any]) -> dict[str, ReasonTotals]:
-    """Of one record of speculation.jsonl; {} where there are none."""
+    """Reasons of one record of speculation.jsonl; {} where there are none."""
     found: dict[str, ReasonTotals] = {}
     given = record.get("reasons")
     for name, values in (given if isinstance(given, dict) else {}).items():
@@ -69,7 +69,7 @@ def reasons_over_run(records: Iterable[Mapping[str, Any]]) -> dict[str, ReasonTo
 
 
 def shares(reasons: Reasons) -> dict[str, float]:
-    """Of the engine steps that a policy chose for, by reason; the largest first."""
+    """Shares of the engine steps that a policy chose for, by reason; the largest first."""
     steps = sum(totals.engine_steps for totals in reasons.values())
     most = sorted(reasons.items(), key=lambda item: (-item[1].engine_steps, item[0]))
     return {name: totals.engine_steps / steps for name, totals in most} if steps else {}

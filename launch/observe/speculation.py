@@ -164,7 +164,7 @@ def speculating(strategies: Mapping[str, DraftCounts]) -> DraftCounts:
 
 
 def summed(parts: Iterable[DraftCounts]) -> DraftCounts:
-    """Of several strategies."""
+    """Sum the totals of several strategies."""
     total = DraftCounts()
     for part in parts:
         total.add(part)

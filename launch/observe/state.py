@@ -65,7 +65,7 @@ class RunState:
         self.phase, self.done, self.total = phase, done, total
 
     def phase_left_s(self, now_s: float) -> float | None:
-        """Of a phase whose units take equal time (a rollout's do not: its end belongs to the longest)."""
+        """Seconds left of a phase whose units take equal time (a rollout's do not: its end belongs to the longest)."""
         if self.phase not in STEADY or not 0 < self.done < self.total:
             return None
         return (now_s - self.phase_since_s) / self.done * (self.total - self.done)

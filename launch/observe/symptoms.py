@@ -105,8 +105,8 @@ def _no_reward(rows: Sequence[Row]) -> Symptom | None:
     cut = 100 * _mean(rows, "rollouts/truncated_share")
     return Symptom(
         NO_REWARD,
-        f"all rewards of {steps} are 0, and nothing can be learned from that",
-        "in this order: "
+        f"all rewards of {steps} are 0, so nothing can be learned",
+        "try in this order: "
         + (f"raise rollout.sampling.max_new_tokens ({cut:.0f} % of responses were cut), " if cut >= 50 else "")
         + "lower rollout.sampling.temperature (small models babble at 1.0), say the form of an answer in "
         "data.system_prompt, let the reward read answers in free text (reward.terms: fallback: last_number, "
@@ -122,7 +122,7 @@ def _no_signal(rows: Sequence[Row], over: bool) -> Symptom | None:
     if groups == 0 or (not whole and (len(recent) < PATIENCE_STEPS or groups < MIN_GROUPS)):
         return None
     rewards = [_number(row, "reward/mean") for row in recent if _is_number(row.get("reward/mean"))]
-    message = f"nothing to learn from in {_steps(recent)}: in each of {groups} groups all rewards were equal"
+    message = f"nothing can be learned from {_steps(recent)}: in each of {groups} groups all rewards were equal"
     if len(set(rewards)) > 1 or any(_number(row, "reward/std") > 0 for row in recent):
         return Symptom(
             "no_signal",
@@ -143,7 +143,7 @@ def _no_signal(rows: Sequence[Row], over: bool) -> Symptom | None:
         )
     else:
         remedy = (
-            f"{_LOOK}: they never meet the format that reward.terms wants, or the reward function or "
+            f"{_LOOK}: they never have the format that reward.terms requires, or the reward function or "
             f"data.answer_field is wrong (if {value} is the best reward, the task is solved)"
         )
     return Symptom("no_signal", f"{message} ({value})", remedy)
@@ -161,10 +161,7 @@ def _little_signal(rows: Sequence[Row]) -> Symptom | None:
     rewards = [_number(row, "reward/mean") for row in recent if _is_number(row.get("reward/mean"))]
     if rewards:
         message += f" (mean reward {math.fsum(rewards) / len(rewards):.3g})"
-    remedy = (
-        "most prompts are solved or hopeless: rollout.skip.target samples those in between, harder or easier prompts "
-        "do the same"
-    )
+    remedy = "most prompts are always or never solved: set rollout.skip.target, or take harder or easier prompts"
     before, now = (_entropy(part) for part in (rows[:PATIENCE_STEPS], recent))
     if before and now is not None and now <= FEW * before:
         message += f"; entropy fell to {100 * now / before:.0f} % of its start"
@@ -189,7 +186,7 @@ def _truncated(rows: Sequence[Row], over: bool) -> Symptom | None:
     return Symptom(
         "truncated",
         f"{share:.0f} % of the responses of {_steps(recent)} were cut at the length limit",
-        "raise rollout.sampling.max_new_tokens; if they do not end at any length, the model never draws a stop token: "
+        "raise rollout.sampling.max_new_tokens; if that does not help, the model never samples a stop token: "
         "check rollout.sampling.stop_token_ids and data.template",
     )
 
@@ -213,7 +210,7 @@ def _flat_reward(rows: Sequence[Row], over: bool) -> Symptom | None:
             "tell good ones from bad?"
         )
     return Symptom(
-        "flat_reward", f"the reward shows no rise in {len(rewards)} RL steps: {rise:+.3f} +- {error:.3f}", remedy
+        "flat_reward", f"the reward does not rise in {len(rewards)} RL steps: {rise:+.3f} +- {error:.3f}", remedy
     )
 
 

@@ -31,7 +31,7 @@ class Example:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeforeAfter:
-    """Of all held-out prompts that both evaluations graded."""
+    """Comparison of all held-out prompts that both evaluations graded."""
 
     first_step: int  # RL steps done at the first evaluation
     last_step: int

@@ -192,7 +192,7 @@ def _table(heads: Sequence[str], rows: Iterable[str]) -> str:
 
 
 def text_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Of texts; heads that end in # are above numbers."""
+    """HTML table of texts. Heads that end in # are above numbers."""
     forms = ["num" if head.endswith("#") else "keep" if i == 0 else "" for i, head in enumerate(heads)]
     escaped = [escape(head) for head in heads]
     return _table(escaped, (_row(*zip(forms, row, strict=True)) for row in rows))

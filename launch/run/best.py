@@ -31,7 +31,7 @@ def keep_best(job: Job, run_dir: Path) -> None:
     if options.rollout.quantization != "none":  # what is kept is what is trained, what was measured are its rollouts
         record |= {"evaluated_as": evaluated_as(options), "weights": options.model.dtype}
     replace(folder / BEST_RECORD, json.dumps(record) + "\n")
-    job.observer.event("best_model", f"{metric} {value:.3f} after step {step}, the best so far: kept in {folder}")
+    job.observer.event("best_model", f"{metric} {value:.3f} after step {step} is the best so far: saved in {folder}")
 
 
 def improves(evaluations: Mapping[str, Mapping[str, float]], step: int, metric: str = REWARD) -> bool:

@@ -70,7 +70,7 @@ def save_drafters(job: Job, directory: Path) -> None:
     failure = job.dispatcher.drafters.save(str(directory.resolve()))
     if failure is not None:
         shutil.rmtree(directory, ignore_errors=True)
-        job.observer.event("drafters_not_saved", f"the checkpoint goes without the drafters' state: {failure}")
+        job.observer.event("drafters_not_saved", f"the checkpoint lacks the drafters' state: {failure}")
 
 
 def save_drafter_weights(job: Job, directory: Path) -> None:
@@ -81,4 +81,4 @@ def save_drafter_weights(job: Job, directory: Path) -> None:
         job.drafter.save(directory)
     except OSError as error:
         shutil.rmtree(directory, ignore_errors=True)
-        job.observer.event("drafters_not_saved", f"the checkpoint goes without the trained drafter's weights: {error}")
+        job.observer.event("drafters_not_saved", f"the checkpoint lacks the trained drafter's weights: {error}")

@@ -47,7 +47,7 @@ class Episode:
 
     @property
     def rewards(self) -> tuple[float, ...]:
-        """Of the turns."""
+        """Rewards of the turns."""
         return tuple(part.reward for part in self.said if part.reward is not None)
 
 
@@ -71,7 +71,7 @@ class _Running:
 
     @property
     def prompt_lengths(self) -> list[int]:
-        """Of its turns: tokens before each."""
+        """Tokens before each of its turns."""
         before = accumulate(map(len, self.parts), initial=len(self.prompt_tokens))
         return [length for length, of_model in zip(before, self.of_model, strict=False) if of_model]
 
@@ -105,7 +105,7 @@ class EpisodeFailed:
 
 
 class Episodes:
-    """Of one batch. Whoever brings an answer is told what follows: a turn to be sampled, or the episode's end."""
+    """Episodes of one batch. An answer returns what follows: a turn to be sampled, or the episode's end."""
 
     def __init__(self, player: EpisodeRunner, batch: Batch, clock: Callable[[], float] = time.monotonic) -> None:
         self._batch, self._options, self._environments = batch, player.options, player.environments

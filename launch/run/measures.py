@@ -28,8 +28,8 @@ class Votes:
 
 
 def set_metrics(groups: Sequence[PromptGroup], ks: Sequence[int], reward: RewardOptions) -> Metrics:
-    """Of the groups of one set: `reward`, `prompt_std`, `length_mean`, `pass@k`, `maj@k`, and reward, pass@k and maj@k
-    as `source/<source>/...` if prompts have sources. Means over prompts; nothing if nothing was graded.
+    """Metrics of the groups of one set: `reward`, `prompt_std`, `length_mean`, `pass@k`, `maj@k`, and reward, pass@k
+    and maj@k as `source/<source>/...` if prompts have sources. Means over prompts; nothing if nothing was graded.
 
     pass@k is left out where no prompt has k graded responses, maj@k also for k = 1 and where no term reads answers.
     """

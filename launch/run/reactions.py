@@ -62,7 +62,7 @@ WORKER_STATES = {  # as which a worker is shown after an event of this kind
 
 
 class Reactions:
-    """Of one run, to all its parts."""
+    """Reactions of one run to the events of all its parts."""
 
     def __init__(
         self,

@@ -47,7 +47,7 @@ class StepNotes:
 
     @property
     def requests(self) -> int:
-        """That were sampled within it so far."""
+        """Requests that were sampled within it so far."""
         return sum(collected.stats.requests for collected in self.sampled)
 
     def took(self, result: StepResult) -> None:

@@ -43,7 +43,7 @@ def observe(skip: Skipping, groups: Sequence[PromptGroup]) -> None:
 
 
 def skip_metrics(rounds: Sequence[Round]) -> dict[str, float]:
-    """Of an RL step's rounds together; {} without rollout.skip."""
+    """Metrics of an RL step's rounds together; {} without rollout.skip."""
     passed_over = [collected.metrics[PASSED_OVER] for collected in rounds if PASSED_OVER in collected.metrics]
     if not passed_over:
         return {}

@@ -38,7 +38,7 @@ def warmup(config: Config) -> Path:
 
 @contextmanager
 def learner_group(config: Config, init: Init, avoid: Mapping[str, str] | None = None) -> Iterator[LearnerGroup]:
-    """That a warm start needs, on its place in the cluster. Needs Ray. `avoid`: see actors.placement.reserve."""
+    """Learner group of a warm start, on its place in the cluster. Needs Ray. `avoid`: see actors.placement.reserve."""
     with (
         place(config, avoid) as placement,
         LearnerGroup(

@@ -19,39 +19,41 @@ if TYPE_CHECKING:
 
 _ScenarioPath = Annotated[
     Path,
-    typer.Argument(metavar="CONFIG", help="a scenario (docs/howto/simulate.md) or a run's own", show_default=False),
+    typer.Argument(
+        metavar="CONFIG", help="scenario (docs/howto/simulate.md) or configuration of a run", show_default=False
+    ),
 ]
 _Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="dotted overrides, e.g. fleet.nodes=64")
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="overrides, e.g. fleet.nodes=64")
 ]
 
 
 def add_command(app: typer.Typer) -> None:
-    """Registers it."""
+    """Register the command."""
 
     @app.command()
     def simulate(
         scenario: _ScenarioPath,
         overrides: _Overrides = None,
         sweep: Annotated[
-            str | None, typer.Option("--sweep", metavar="KEY=V,V", help="e.g. nodes=1,2,4,...,1024, or any key")
+            str | None, typer.Option("--sweep", metavar="KEY=V,V", help="values of a key, e.g. nodes=1,2,4,...,1024")
         ] = None,
         weak: Annotated[
-            bool, typer.Option("--weak", help="--sweep nodes: prompts and learner nodes grow with the nodes")
+            bool, typer.Option("--weak", help="with --sweep nodes: let prompts and learner nodes grow with the nodes")
         ] = False,
         ablation: Annotated[
-            bool, typer.Option("--ablation", help="what each technique that is on brings: all but one, and one alone")
+            bool, typer.Option("--ablation", help="show the gain of each technique: all but one, and one alone")
         ] = False,
-        plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="SVG of a sweep")] = None,
-        as_json: Annotated[bool, typer.Option("--json", help="everything, for programs")] = False,
+        plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="write the sweep as SVG")] = None,
+        as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
         debug: Annotated[bool, typer.Option("--debug", help="show the traceback of a failure")] = False,
     ) -> None:
-        """Simulate a run: step time, idle share, cost and what each technique brings, at any size, without a GPU."""
+        """Simulate a run at any size: step time, idle share, cost and the gain of each technique. Needs no GPU."""
         with failures(debug, into_pipe=True):
             from planner.simulate.of_run import load
 
             if sweep is None and (plot is not None or weak):
-                raise UsageError("--plot and --weak are for --sweep")
+                raise UsageError("--plot and --weak need --sweep")
             given, assumed = load(scenario, overrides or [])
             for text in assumed:
                 typer.secho(f"assumed: {text}", fg="yellow", err=True)

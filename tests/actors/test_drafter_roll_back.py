@@ -149,4 +149,4 @@ async def test_weights_that_come_back_reach_engines_and_trainers_that_had_gone_o
     assert run.payloads[returned] == run.payloads[good]
     assert LINEAGE < returned < next_ < LINEAGE + bad + made_of_bad, "trainers go on from what came back"
     [message] = [e["message"] for e in read(tmp_path / "run/events.jsonl") if e["kind"] == "drafter_rolled_back"]
-    assert message == f"version {bad} drafts worse than version {good}, which comes back"
+    assert message == f"version {bad} drafts worse than version {good}, which is restored"

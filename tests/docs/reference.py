@@ -24,8 +24,12 @@ BEGIN, END = "<!-- tests.docs.reference: begin -->", "<!-- tests.docs.reference:
 _VALUES = {int: "N", float: "X", str: "TEXT", Path: "PATH"}
 
 
+ABOVE = ("debug", "overrides")  # what the page says once, above all commands
+OF_STATUS = ("run", "address", "credentials", "as_json")  # what all commands of the admin service take
+
+
 def commands_markdown() -> str:
-    """A section per command: its usage, what it does, its arguments and options. `--debug` is said once, above."""
+    """A section per command: its usage, what it does, its arguments and options, but what stands elsewhere."""
     made = []
     for command in app.registered_commands:
         function = command.callback
@@ -38,6 +42,7 @@ def commands_markdown() -> str:
 def _command(name: str, function: Callable[..., Any]) -> Iterator[str]:
     hints = get_type_hints(function, include_extras=True)
     rows, usage = [], [f"paceline {name}"]
+    as_status = "address" in hints and name != "status"
     for parameter in inspect.signature(function).parameters.values():
         kind, info = get_args(hints[parameter.name])[:2]
         assert get_origin(hints[parameter.name]) is Annotated
@@ -55,10 +60,13 @@ def _command(name: str, function: Callable[..., Any]) -> Iterator[str]:
             # Within Annotated the first name stands where the default would.
             names = [str(each) for each in (info.default, *(info.param_decls or ())) if str(each).startswith("-")]
             label = ", ".join(names) + (f" {shown}" if _value(kind) else "")
+        if parameter.name in ABOVE or (as_status and parameter.name in OF_STATUS):
+            continue
         rows.append(f"| `{_cell(label)}` | {_default(required, parameter.default)} | {_cell(info.help or '')} |")
-    optional = any(row.startswith("| `-") for row in rows)
+    optional = as_status or any(row.startswith("| `-") for row in rows)
     yield from (f"## `paceline {name}`", "", f"`{' '.join(usage)}{' [OPTIONS]' if optional else ''}`", "")
-    yield from (_cell(inspect.getdoc(function) or ""), "")
+    shared = " `RUN`, `--address`, `--credentials` and `--json` are those of `paceline status`." if as_status else ""
+    yield from (_cell(inspect.getdoc(function) or "") + shared, "")
     if rows:
         yield from ("| argument | default | meaning |", "|---|---|---|", *rows)
 
@@ -77,7 +85,7 @@ def _value(kind: Any) -> str:
 def _default(required: bool, value: Any) -> str:
     if required:
         return "required"
-    return "" if value is None or value is False or value == [] else f"`{render(value)}`"
+    return "" if value in (None, False, "") or value == [] else f"`{render(value)}`"
 
 
 def _cell(text: str) -> str:

@@ -50,7 +50,7 @@ def test_status_drain_pause_and_threshold(service: CoordinatorService, folder: s
         eventually(lambda: service.status().workers[0].phase == "running")
         code, out, err = run("status", folder)
         assert (code, err) == (0, "")
-        assert "RL step 7, the tail is open for training; 1 of 1 workers train; threshold 1" in out
+        assert "RL step 7, idle workers may train; 1 of 1 workers train; threshold 1" in out
         assert re.search(r"rollout-0\s+TRAINING\s+[\d.]+ s\s+\d+\s+micro-step 0\s+g\s+n0\s+leads", out)
 
         code, out, _ = run("drain", folder, "--worker", "rollout-0", "--reason", "maintenance")
@@ -67,7 +67,7 @@ def test_status_drain_pause_and_threshold(service: CoordinatorService, folder: s
         assert status["workers"][0]["drained"] is True
         at = "--address", service.address.admin
         assert "spot training is paused" in run("status", *at, "--credentials", folder)[1]
-        assert "wants its token, and none was given" in run("status", *at)[2]
+        assert "requires its token: none was given" in run("status", *at)[2]
         assert run("drain", folder, "--worker", "rollout-0", "--undo")[0] == 0
         assert client.poll(0.05) == []
         assert "threshold 3" in run("threshold", "3", folder)[1]
@@ -141,11 +141,11 @@ def test_the_token_is_found_in_the_folder_and_a_wrong_one_is_one_clear_line(tmp_
     with CoordinatorService(guarded, directory=tmp_path / "run") as service:
         at = ("--address", service.address.admin)
         assert run("status", str(tmp_path / "run"))[0] == 0
-        for credentials, says in (((), "and none was given"), (("--credentials", str(copied)), "has another one")):
+        for credentials, says in (((), "none was given"), (("--credentials", str(copied)), "does not match")):
             (copied / "admin-token").write_text("wrong\n", encoding="utf-8")
             code, _, err = run("pause", *at, *credentials)
             assert code == 1
-            assert "wants its token" in err.replace("\n", " ")
+            assert "requires its token" in err.replace("\n", " ")
             assert says in err.replace("\n", " ")
             assert "Traceback" not in err
         (copied / "admin-token").write_bytes((tmp_path / "run" / "admin-token").read_bytes())
@@ -155,9 +155,9 @@ def test_the_token_is_found_in_the_folder_and_a_wrong_one_is_one_clear_line(tmp_
 
 
 def test_the_newest_run_is_found(tmp_path: Path) -> None:
-    with pytest.raises(PacelineError, match="has, or had, a coordinator"):
+    with pytest.raises(PacelineError, match="has a coordinator"):
         find_address(None, tmp_path)
-    with pytest.raises(PacelineError, match="no coordinator, or none yet"):
+    with pytest.raises(PacelineError, match="no coordinator yet, or needs none"):
         find_address(tmp_path, tmp_path)
     for name, age_s in (("a", 10), ("b", 0), ("c", 20)):
         with CoordinatorService(OPTIONS, directory=tmp_path / name) as service:
@@ -228,8 +228,8 @@ def test_what_is_shown_in_words() -> None:
     console.print(rendered(status))
     first, _, above, below = console.export_text().splitlines()
     console.file.close()
-    assert first.startswith("RL step 4, restarted, waiting for the workers to register; 0 of 2 workers train")
-    assert words(above) == words("w0 IDLE 1 min g n0 drained, rests 12 s, 2 trainer failures")
+    assert first.startswith("RL step 4, restarted, waiting for workers to register; 0 of 2 workers train")
+    assert words(above) == words("w0 IDLE 1 min g n0 drained, pauses 12 s, 2 trainer failures")
     assert words(below) == words("w1 BUSY 2.0 h 31 requests g n0")
     change = Change(at_s=0.0, group="g", session=4, epoch=9, members=("w0", "w1"))
     assert change_line(change).endswith("session 4 of g, epoch 9: w0, w1")

@@ -60,7 +60,7 @@ BAD: list[tuple[list[str], str, str]] = [  # overrides, the key, what is said of
     (["rollout.partial.tokens_per_step=100000"], "rollout.partial.tokens_per_step", "no response would go on"),
     (["rollout.prompts_per_step=1000000000"], "rollout.prompts_per_step", "<= 1000000"),
     (["rollout.rollouts_per_prompt=0"], "rollout.rollouts_per_prompt", ">= 1"),
-    (["rollout.rollouts_per_prompt=1"], "rollout.rollouts_per_prompt", "no others to be compared with"),
+    (["rollout.rollouts_per_prompt=1"], "rollout.rollouts_per_prompt", "compares responses of a prompt"),
     (
         ["rollout.rollouts_per_prompt=1", "objective.baseline=none", "objective.drop_zero_variance=true"],
         "objective.drop_zero_variance",
@@ -107,22 +107,22 @@ BAD: list[tuple[list[str], str, str]] = [  # overrides, the key, what is said of
     ),
     ([*TRAINED, "coordinator.admin.certificate=a.pem"], "coordinator.admin.key", "set both"),
     # other trainers' names
-    (["learning_rate=1e-6"], "learning_rate", "here it is learner.optimizer.lr=1e-06"),
+    (["learning_rate=1e-6"], "learning_rate", "use learner.optimizer.lr=1e-06"),
     (["learner.lr=1e-6"], "learner.lr", "did you mean learner.optimizer.lr=1e-06?"),
-    (["algorithm=grpo"], "algorithm", "here it is objective.name=grpo"),
+    (["algorithm=grpo"], "algorithm", "use objective.name=grpo"),
     (["objective.loss=gspo"], "objective.loss", "expected one of clip, sequence_clip, sequence_band, cispo"),
-    (["objective.normalize_std=false"], "objective.normalize_std", "here it is objective.normalize=none"),
-    (["rollout.n=8"], "rollout.n", "here it is rollout.rollouts_per_prompt"),
-    (["num_generations=8"], "num_generations", "here it is rollout.rollouts_per_prompt"),
+    (["objective.normalize_std=false"], "objective.normalize_std", "use objective.normalize=none"),
+    (["rollout.n=8"], "rollout.n", "use rollout.rollouts_per_prompt"),
+    (["num_generations=8"], "num_generations", "use rollout.rollouts_per_prompt"),
     (["lora.rank=8"], "lora.rank", "did you mean learner.lora.rank=8?"),
-    (["actor_rollout_ref.rollout.n=4"], "actor_rollout_ref.rollout.n", "here it is rollout.rollouts_per_prompt=4"),
+    (["actor_rollout_ref.rollout.n=4"], "actor_rollout_ref.rollout.n", "use rollout.rollouts_per_prompt=4"),
     (
         ["actor_rollout_ref.rollout.tensor_model_parallel_size=2"],
         "actor_rollout_ref.rollout.tensor_model_parallel_size",
         "cluster.gpus_per_worker=2",
     ),
-    (["rollout.ulysses_sequence_parallel_size=2"], "rollout.ulysses_sequence_parallel_size", "is not in this version"),
-    (["data.max_response_length=9"], "data.max_response_length", "here it is rollout.sampling.max_new_tokens"),
+    (["rollout.ulysses_sequence_parallel_size=2"], "rollout.ulysses_sequence_parallel_size", "is not supported"),
+    (["data.max_response_length=9"], "data.max_response_length", "use rollout.sampling.max_new_tokens"),
     (["trainer.total_epochs=3"], "trainer.total_epochs", "run.steps, in RL steps: epochs x prompts"),
     # slips
     (["run.stpes=3"], "run.stpes", "did you mean run.steps?"),
@@ -225,5 +225,5 @@ def test_a_directory_that_holds_no_drafter_is_refused(write_config: Write, tmp_p
 
 
 def test_a_key_of_an_earlier_version_names_what_took_its_place(write_config: Write) -> None:
-    with pytest.raises(ConfigError, match=r"measured in bytes now: rollout\.speculation\.suffix\.window_bytes"):
+    with pytest.raises(ConfigError, match=r"use rollout\.speculation\.suffix\.window_bytes"):
         load_config(write_config(), ["rollout.speculation.suffix.window_rollouts=64"])

@@ -148,9 +148,9 @@ def test_files_that_describe_clusters_are_checked_all_and_each_fault_says_in_whi
     good, bad = ROOT / "examples/cluster/kuberay-cluster.yaml", tmp_path / "other.yaml"
     bad.write_text(good.read_text().replace("rayVersion: 2.60.0", "rayVersion: 2.9.0"))
     code, out, _ = run("check-cluster", str(good))
-    assert (code, out) == (0, f"{good}: no fault found\n")
+    assert (code, out) == (0, f"{good}: no problems found\n")
     code, out, err = run("check-cluster", str(bad), str(good))
-    assert (code, out) == (2, f"{good}: no fault found\n")
+    assert (code, out) == (2, f"{good}: no problems found\n")
     assert "spec.rayVersion" in err
     assert "other.yaml" in err
     assert "2.9.0" in err
@@ -160,7 +160,7 @@ def test_checking_a_file_for_ray_up_says_nothing_of_ray_itself() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "launch", "check-cluster", "cluster.yaml"], cwd=ROOT, capture_output=True, text=True
     )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "cluster.yaml: no fault found\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "cluster.yaml: no problems found\n", "")
 
 
 def raising(error: BaseException) -> Callable[..., int]:
@@ -242,7 +242,7 @@ def test_flags_of_another_trainer_are_read_as_keys(write_config: Write) -> None:
     code, _, err = run("config", *trl, path, "run.steps=7")
     assert code == 2
     for words in (
-        "learning_rate (override): unknown key here it is", "config-path (override): unknown key leave it out",
+        "learning_rate (override): unknown key use", "config-path (override): unknown key leave it out",
         "learner.optimizer.lr=1e-05 rollout.rollouts_per_prompt=8 rollout.sampling.top_k=0 "
         "rollout.engine.backend=vllm",
     ):  # fmt: skip

@@ -35,7 +35,7 @@ LLAMA = {
         (["learner.lora.dropout=0.05"], "learner.lora.dropout", "must agree"),
         (["learner.lora.rank=4", "model.implementation=transformers"], "model.implementation", "does not adapt"),
         (["learner.lora.rank=4", "learner.autocast_bf16=true"], "learner.autocast_bf16", "float32"),
-        (["lora_alpha=8"], "lora_alpha", "here it is learner.lora.alpha"),
+        (["lora_alpha=8"], "lora_alpha", "use learner.lora.alpha"),
     ],
 )
 def test_what_cannot_work_is_refused(write_config: Write, overrides: list[str], key: str, words: str) -> None:

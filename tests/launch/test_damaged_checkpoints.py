@@ -178,7 +178,7 @@ def test_what_can_be_spared_is_spared(whole: Path) -> None:
 def test_step_needs_resume(run: Path) -> None:
     said = CliRunner().invoke(app, ["train", str(run / "config.yaml"), "--step", "1"])
     assert said.exit_code == 2
-    assert "--step is for --resume" in said.stderr
+    assert "--step needs --resume" in said.stderr
 
 
 @pytest.mark.parametrize("use", ["export", "eval"])

@@ -233,7 +233,7 @@ def test_steps_that_cannot_be_kept_make_the_next_loss_the_last_until_a_checkpoin
         with monkeypatch.context() as patch:
             patch.setattr("launch.failover.kept.write_arrays", _full)
             learner.train_step(sequences(1), 1)
-        assert events == ["steps_not_kept: disk full; a learner that is lost before the next checkpoint is lost"]
+        assert events == ["steps_not_kept: disk full; a learner lost before the next checkpoint cannot be recovered"]
         folder = tmp_path / "checkpoint"
         folder.mkdir()
         learner.save(folder)

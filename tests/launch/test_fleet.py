@@ -19,7 +19,7 @@ def test_the_rest_join_whenever_there_is_room_and_one_event_says_what_is_missing
     assert world.events == [
         (
             "worker_unplaced",
-            "rollout-1 joins when there is room (nobody adds nodes to this cluster by itself): "
+            "rollout-1 joins when the cluster has room (nobody adds nodes to this cluster by itself): "
             "missing on every node: all (GPU: 1 needed)",
         )
     ]

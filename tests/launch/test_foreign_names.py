@@ -171,7 +171,7 @@ def test_objectives_are_what_theirs_are(write_config: Write, theirs: str, ours: 
     said = dict.fromkeys(each for issue in error.issues for each in shlex.split(issue.ours))
     assert set(said) == {f"objective.{each}" for each in ours.split()}
     accepted(" ".join(map(shlex.quote, said)))
-    assert "say which" not in str(error.remedy)
+    assert "choose one" not in str(error.remedy)
 
 
 SCRIPTS = (  # as in its examples: GRPO with KL, RLOO with KL in the reward, DAPO with LoRA, PPO with a critic
@@ -200,8 +200,8 @@ def test_the_line_to_be_pasted_is_accepted(script: str) -> None:
     example = ROOT / "examples/gsm8k/qwen2.5-0.5b.yaml"
     error = refused(example, *given)
     first = str(error.remedy).splitlines()[0]
-    ours = shlex.split(first.removeprefix("in the names of Paceline: "))
-    assert "say which" not in str(error.remedy)
+    ours = shlex.split(first.removeprefix("in Paceline's keys: "))
+    assert "choose one" not in str(error.remedy)
     assert contradictions(ours) == []
     config = load_config(example, ours).config
     assert (config.learner.optimizer.lr, config.rollout.sampling.top_p) == (2e-6, 1.0)
@@ -225,13 +225,13 @@ def test_adapters_are_there_only_where_they_are_switched_on(write_config: Write)
         ("rollout.batch_size=8", "rollout.prompts_per_step (prompts) x rollout.rollouts_per_prompt"),
         ("batch_size=32", "rollout.prompts_per_step (prompts) x rollout.rollouts_per_prompt"),
         ("drafter=null", "set drafter.train=false"),
-        ("learner=null", "leave it out: then its keys have their defaults"),
-        ("optim=adamw_8bit", "is not in this version"),
-        ("algorithm.adv_estimator=opo", "is not in this version"),
-        ("actor_rollout_ref.actor.policy_loss.loss_mode=geo_mean", "is not in this version"),
+        ("learner=null", "leave it out: its keys then have their defaults"),
+        ("optim=adamw_8bit", "is not supported"),
+        ("algorithm.adv_estimator=opo", "is not supported"),
+        ("actor_rollout_ref.actor.policy_loss.loss_mode=geo_mean", "is not supported"),
         ("algorithm.rollout_correction.loss_type=ppo_clip", "leave it out"),
-        ("actor_rollout_ref.actor.unheard_of=1", "nothing here is known to be the same"),
-        ("fp16=True", "is not in this version: learner.autocast_bf16"),
+        ("actor_rollout_ref.actor.unheard_of=1", "Paceline has no known equivalent"),
+        ("fp16=True", "is not supported: learner.autocast_bf16"),
     ],
 )
 def test_a_key_is_answered_in_words(write_config: Write, given: str, words: str) -> None:
@@ -283,9 +283,9 @@ def test_a_whole_command_line_of_verls_comes_back_in_our_names(write_config: Wri
         "trainer.save_freq", "trainer.nnodes",
     ]  # fmt: skip
     assert error.remedy is not None
-    assert error.remedy.startswith("in the names of Paceline: ")
+    assert error.remedy.startswith("in Paceline's keys: ")
     assert "objective.clip_high=0.2 checkpoint.every=20" in error.remedy
-    assert "say which: rollout.rollouts_per_prompt=[1, 2] or rollout.rollouts_per_prompt=5" in error.remedy
+    assert "choose one: rollout.rollouts_per_prompt=[1, 2] or rollout.rollouts_per_prompt=5" in error.remedy
 
 
 def test_a_name_that_is_ours_is_never_in_the_table() -> None:

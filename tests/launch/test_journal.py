@@ -114,7 +114,7 @@ def test_a_full_disk_is_named_with_the_file_and_the_remedy(tmp_path: Path) -> No
     assert expected is not None
     assert expected.message.startswith(f"No space left on device: {tmp_path / 'metrics.jsonl'}. ")
     assert expected.message.endswith(" are free there.")
-    assert expected.remedy == "free space there, or choose another run.dir"
+    assert expected.remedy == "free disk space there, or choose another run.dir"
 
 
 def test_what_is_not_written_leaves_no_draft(tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ def test_a_node_that_differs_is_refused_and_named_once_and_others_are_not() -> N
     assert versions.refused == {"bbbb": reason}
     ((kind, message),) = nodes.events
     assert kind == "node_refused"
-    assert message.startswith(f"{reason}: it is not used; install there")
+    assert message.startswith(f"{reason}: the node is not used; install there")
     assert nodes.refused == ["bbbb"]
 
 

@@ -361,7 +361,7 @@ def test_a_request_to_stop_is_told_at_once(tmp_path: Path) -> None:
         observer.stopping("SIGINT")
         assert "stopping (rollout)" in shown(observer._state, 0.0)
     observer.stopping("SIGINT")  # too late to matter
-    assert "stopping: SIGINT: the last complete RL step is checkpointed first; Ctrl-C again" in out.getvalue()
+    assert "stopping: SIGINT: saving the last complete RL step first; press Ctrl-C again" in out.getvalue()
     assert [event["kind"] for event in read(tmp_path / "events.jsonl")] == ["started", "stopping"]
 
 

@@ -57,7 +57,7 @@ def test_before_anything_is_given_up_the_live_view_says_why() -> None:
     assert "none yet: too few lengths are known" in panel(after({"abort/answered_share": 0.0}))
     at_the_limit = {"abort/answered_share": 0.25, "abort/given_up_share": 0.0, "abort/poll_from": 20.0}
     shown = panel(after(at_the_limit))
-    assert "25 % after their answer, nobody is given up: the threshold is at the length limit" in shown
+    assert "25 % after their answer, none stopped late: the threshold is the length limit" in shown
 
 
 def test_without_a_budget_the_live_view_says_nothing_of_one() -> None:

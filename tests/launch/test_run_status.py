@@ -71,7 +71,7 @@ def test_the_newest_run_is_asked_unless_one_is_named(
 ) -> None:
     observer.close()
     monkeypatch.chdir(tmp_path)
-    assert "name the folder of a run" in run("status")[2]
+    assert "give the folder of a run" in run("status")[2]
     (tmp_path / "runs").symlink_to(tmp_path)
     assert run("status")[1].startswith("demo: ended without a word, 0 of 9 RL steps done")
     later = tmp_path / "demo.eval-20261123-200000"

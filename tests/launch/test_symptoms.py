@@ -54,7 +54,7 @@ def test_a_dead_run_is_told_after_three_steps_and_once() -> None:
     ("row", "remedy"),
     [
         (DEAD, "rollout.sampling.max_new_tokens"),
-        (DEAD | {"rollouts/truncated_share": 0.1}, "the format that reward.terms wants"),
+        (DEAD | {"rollouts/truncated_share": 0.1}, "the format that reward.terms requires"),
         (DEAD | {"rollouts/truncated_share": 0.1, "reward/mean": 1.0}, "if 1 is the best reward, the task is solved"),
         (ALIVE | {"groups/varied": 0.0}, "rollout.sampling.temperature"),
     ],
@@ -86,7 +86,7 @@ def test_a_first_step_without_any_reward_says_so_with_a_response_and_what_to_do(
     (told,) = Watch().take(ended, example(samples))
     assert told.kind == "no_reward"
     assert told.message.startswith(
-        "all rewards of RL step 1 are 0, and nothing can be learned from that (reasoning_gym: no answer in the "
+        "all rewards of RL step 1 are 0, so nothing can be learned (reasoning_gym: no answer in the "
         "response: 6 of 8); the first response is 'babble babble"
     )
     assert told.message.endswith("' ...")
@@ -205,12 +205,11 @@ def test_it_is_on_the_terminal_in_the_events_the_summary_and_the_report(tmp_path
         for step in (1, 2, 3):
             observer.samples(step, [Sample(prompt="?", response="hm", reward=0.0, tokens=1, finish_reason="stop")])
             observer.step(StepRecord(step=step, metrics=DEAD, seconds={"step": 1.0}))
-    assert (
-        "no_reward: all rewards of RL step 1 are 0, and nothing can be learned from that; the first response is 'hm'"
-        in (out.getvalue())
+    assert "no_reward: all rewards of RL step 1 are 0, so nothing can be learned; the first response is 'hm'" in (
+        out.getvalue()
     )
     assert "groups 0/16  cut 94 %" in out.getvalue()
-    assert "no_signal: nothing to learn from in the last 3 RL steps" in out.getvalue()
+    assert "no_signal: nothing can be learned from the last 3 RL steps" in out.getvalue()
     events = {event["kind"]: event["message"] for event in read(tmp_path / "events.jsonl")}
     assert "rollout.sampling.max_new_tokens" in events["no_signal"]
     assert "truncated" in events

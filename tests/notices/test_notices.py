@@ -238,7 +238,7 @@ def test_a_node_whose_notices_are_all_taken_back_is_used_again() -> None:
     world.hear(SPOT, Withdrawn(RayDrains.WHAT))
     assert (world.left, world.training.drained, world.told_empty) == ([], {}, [])
     assert world.kinds()[-2:] == ["spot_withdrawn", "spot_withdrawn"]
-    assert world.events[-1][1] == f"node {SPOT[:8]} (10.0.0.5): no more: Ray drains it; it stays"
+    assert world.events[-1][1] == f"node {SPOT[:8]} (10.0.0.5): withdrawn: Ray drains it; it stays"
     world.hear(SPOT, TWO_MINUTES)
     assert world.left == [(SPOT, TWO_MINUTES.what)], "a new one is obeyed like the first"
 
@@ -319,7 +319,7 @@ def test_a_node_that_goes_before_its_workers_have_left_is_said_so() -> None:
     world.hear(SPOT, Gone())
     assert world.events[-1] == (
         "node_gone",
-        f"node {SPOT[:8]} (10.0.0.5): it has gone, as announced, before its workers had left",
+        f"node {SPOT[:8]} (10.0.0.5): has ended, as announced, before its workers had left",
     )
     world.hear("dd" * 28, Gone())  # nobody had announced it: its loss is the workers' to tell
     assert world.forgotten[-1] == "dd" * 28, "it may have been refused"

@@ -76,4 +76,4 @@ def test_a_users_models_and_actors_are_left_alone(tmp_path: Path) -> None:
     done = python(
         "-c", f"{AWAY}\nimport runpy; runpy.run_module('paceline', run_name='__main__')", "config", "c.yaml", "lr=1"
     )
-    assert "here it is learner.optimizer.lr=1" in done.stderr or "did you mean learner.optimizer.lr=1" in done.stderr
+    assert "use learner.optimizer.lr=1" in done.stderr or "did you mean learner.optimizer.lr=1" in done.stderr

@@ -235,7 +235,7 @@ def test_a_run_that_learns_nothing_says_so_where_people_look(runs: Runs) -> None
     assert result.exit_code == 0
     shown = " ".join(result.output.split())
     assert "groups 0/4" in shown
-    assert shown.count("no_signal: nothing to learn from") == 1
+    assert shown.count("no_signal: nothing can be learned from") == 1
     assert "rollout.sampling.max_new_tokens" in shown
     events = [json.loads(line) for line in (runs.root / "dead/events.jsonl").read_text().splitlines()]
     assert [event["step"] for event in events if event["kind"] == "no_signal"] == [8]

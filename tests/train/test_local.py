@@ -47,7 +47,7 @@ def test_a_stopped_local_run_leaves_its_complete_steps(runs: Runs, monkeypatch: 
     events = [json.loads(line) for line in (Path(runs.root) / "stopped/events.jsonl").read_text().splitlines()]
     said = {event["kind"]: event["message"] for event in events}
     assert said["local"] == "one process, without Ray: no checkpoints, one engine instead of 2 workers"
-    assert said["interrupted"] == "a run in one process writes no checkpoint: start it again"
+    assert said["interrupted"] == "a run in one process writes no checkpoints: start it again"
 
 
 def test_an_error_in_a_local_run_is_raised_as_it_is(

@@ -23,7 +23,8 @@ SAMPLED = 8  # of so many plain steps one is compared with its prediction: they 
 
 
 class StepAccount:
-    """Of one engine. `timer`: seconds, from anywhere. `news`: what the driver hears of the engine's passes."""
+    """Step times of one engine. `timer`: seconds, from anywhere. `news`: what the driver hears of the engine's
+    passes."""
 
     def __init__(
         self,

@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 
 class Budgeting:
-    """Of one engine; without a budget it does nothing."""
+    """Draft budgets of one engine. Does nothing without a budget."""
 
     def __init__(self, table: SlotTable, budget: DraftBudget | None) -> None:
         self._table, self._budget = table, budget

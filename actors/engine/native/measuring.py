@@ -275,7 +275,7 @@ class Measuring:
         return Measured(self.calibration(), tuple(self._checks), self._timer() - begin_s)
 
     def calibration(self) -> Calibration:
-        """Of what was measured so far."""
+        """Calibration from what was measured so far."""
         passes = tuple(
             PassCost(
                 requests=requests,

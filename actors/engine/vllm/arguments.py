@@ -55,8 +55,8 @@ def prepare_environment() -> None:
 def engine_arguments(
     start: Start, *, device: str, ranks: int, max_nodes: int, speculative: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    """Of vllm's EngineArgs. `ranks`: processes that execute the model, one to a GPU. `max_nodes`: the most tokens that
-    any request drafts in a step.
+    """Build vLLM's EngineArgs. `ranks`: processes that execute the model, one to a GPU. `max_nodes`: the most tokens
+    that any request drafts in a step.
 
     Raises ValueError for an entry of rollout.engine.vllm_arguments that Paceline sets itself.
     """

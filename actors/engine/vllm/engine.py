@@ -77,7 +77,7 @@ class Backend(Protocol):
         """Returns the requests that start anew: nothing of them was drawn."""
 
     def update_drafter(self, manifest: WeightsManifest, buffer: NDArray[np.uint8]) -> None:
-        """Of the network that vLLM drafts with. Raises ValueError or WeightsCorruptError if it cannot take them."""
+        """Update the network that vLLM drafts with. Raises ValueError or WeightsCorruptError if it cannot take them."""
 
     def sleep(self) -> None: ...
     def wake(self) -> None: ...

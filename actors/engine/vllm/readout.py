@@ -31,7 +31,8 @@ class ReadStep:
 
 
 def read_decoding(plan: StepPlan, names: list[str], output: Any) -> ReadStep:
-    """Of a step in which the requests of `plan`, vLLM's `names`, decoded one token each, and nothing else was done."""
+    """Read a step in which the requests of `plan`, vLLM's `names`, decoded one token each, and nothing else was
+    done."""
     index, drawn = output.req_id_to_index, output.sampled_token_ids
     places = [index[name] for name in names]
     return ReadStep(
@@ -45,7 +46,7 @@ def read_decoding(plan: StepPlan, names: list[str], output: Any) -> ReadStep:
 
 
 def read_step(scheduled: Any, output: Any, slot_of: Callable[[str], int]) -> ReadStep:
-    """Of any step, from vLLM's SchedulerOutput and ModelRunnerOutput."""
+    """Read any step from vLLM's SchedulerOutput and ModelRunnerOutput."""
     computed: Mapping[str, int] = scheduled.num_scheduled_tokens
     verified: Mapping[str, list[int]] = scheduled.scheduled_spec_decode_tokens
     index: Mapping[str, int] = output.req_id_to_index

@@ -23,7 +23,7 @@ def measurable() -> bool:
 
 
 def children(pid: int) -> list[int]:
-    """Of all its threads. OSError if there is no such process, or no such list."""
+    """Children of all its threads. OSError if there is no such process, or no such list."""
     found = []
     for thread in os.listdir(f"/proc/{pid}/task"):
         with open(f"/proc/{pid}/task/{thread}/children") as stream:

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 from launch.config.schema import render
 
-ABSENT = "is not in this version"
+ABSENT = "is not supported"
 LEFT = "leave it out"
+HERE = "Paceline behaves this way"
 Written = Mapping[str, Any]  # every value of the document by its whole key, as `plain` has it
 Answer = Callable[[Any, Written], str]
 

@@ -7,14 +7,15 @@ or an evaluation. A bare name (TRL's arguments are such) is known by its one wor
 
 import functools
 import re
+import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from launch.config.document import parse_value
-from launch.config.foreign.answers import ABSENT, LEFT, ForeignName, last, plain
+from launch.config.foreign.answers import ABSENT, HERE, LEFT, ForeignName, last, plain
 from launch.config.foreign.table import rows
 
-UNKNOWN = "nothing here is known to be the same (docs/reference/coming_from.md)"
+UNKNOWN = "Paceline has no known equivalent (docs/reference/coming_from.md)"
 
 _OVERRIDES = re.compile(r"'?[a-z_]+(?:\.\w+)+=")
 # Sections of verl that are none of ours: below them, a key that has no row has no answer.
@@ -27,7 +28,7 @@ def elsewhere(key: str, value: Any, written: Mapping[str, Any]) -> tuple[str, st
     if (row := _row(key)) is None:
         return (UNKNOWN, "") if _is_theirs(key) else ("", "")
     if value is None and not row.null:
-        return f"{LEFT}: null is as if it were not written", ""
+        return f"{LEFT}: null has no effect", ""
     if isinstance(value, str) and ("${" in value or value == "???"):
         return f"{LEFT}: its value comes from another key", ""
     said = row.answer(value, written)
@@ -35,7 +36,7 @@ def elsewhere(key: str, value: Any, written: Mapping[str, Any]) -> tuple[str, st
         return f"{last(key)} {said}" if said.startswith(ABSENT) else said, ""
     keys = [each.partition("=")[0] for each in said.split(" ") if "=" in each]
     close = len(keys) == 1 and last(keys[0]) == last(key)
-    return (f"did you mean {said}?" if close else f"here it is {said}"), said
+    return (f"did you mean {said}?" if close else f"use {said}"), said
 
 
 def _is_theirs(key: str) -> bool:
@@ -89,13 +90,30 @@ def _pattern(name: str) -> re.Pattern[str]:
 
 
 def table() -> Iterator[str]:
-    """The table of docs/reference/coming_from.md, as Markdown: each example in the words of the three programs."""
+    """The table of docs/reference/coming_from.md, as Markdown: each example in the words of the three programs. Then a
+    list of the keys that have no counterpart, by answer."""
     yield "| verl | TRL | here |"
     yield "|---|---|---|"
+    without: dict[str, list[str]] = {}
     for row in rows():
-        if row.verl or row.trl:
-            of_trl = () if row.verl else row.beside
-            yield f"| {_cell(row.verl, row.beside)} | {_cell(row.trl, of_trl)} | {_here(row)} |"
+        if not row.verl and not row.trl:
+            continue
+        of_trl = () if row.verl else row.beside
+        here = _here(row)
+        if here.startswith((f"{LEFT}: Paceline ", ABSENT)):
+            whatever = not here.endswith(HERE)  # the answer does not depend on the value
+            examples = (each.partition("=")[0] if whatever else each for each in (*row.verl, *row.trl))
+            names = (f"`{plain(each)}`" for each in examples)
+            without.setdefault(here, []).extend(names)
+        else:
+            yield f"| {_cell(row.verl, row.beside)} | {_cell(row.trl, of_trl)} | {here} |"
+    for here, listed in without.items():
+        yield ""
+        said, _, why = here.partition(": ")
+        yield f"{said[0].upper()}{said[1:]}{f' ({why})' if why else ''}:"
+        yield from textwrap.wrap(
+            f"{', '.join(dict.fromkeys(listed))}.", 100, break_long_words=False, break_on_hyphens=False
+        )
 
 
 def _cell(examples: tuple[str, ...], beside: tuple[str, ...]) -> str:

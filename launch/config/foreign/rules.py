@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from config.model import LORA_TARGETS
-from launch.config.foreign.answers import ABSENT, LEFT, Written, put
+from launch.config.foreign.answers import ABSENT, HERE, LEFT, Written, put
 
 _BATCH = "rollout.prompts_per_step"
 _CORRECTION = "algorithm.rollout_correction."
@@ -55,13 +55,13 @@ def generation_batch(value: Any, written: Written) -> str:
 def sampled_batch(value: Any, written: Written) -> str:
     """DAPO samples more prompts than it trains on: a round of sampling; further ones make up what is missing."""
     if "data.train_batch_size" in written:
-        return f"{LEFT}: {_BATCH} are sampled, and rounds make up what is missing (objective.dynamic_sampling)"
+        return f"{LEFT}: {_BATCH} are sampled, and further rounds add missing groups (objective.dynamic_sampling)"
     return put((_BATCH, value))
 
 
 def targets(value: Any, _: Written) -> str:
     if value == "all-linear":
-        return f"{LEFT}: that is how it is here"
+        return f"{LEFT}: {HERE}"
     named = [value] if isinstance(value, str) else value
     if not isinstance(named, list) or not set(map(str, named)) <= set(LORA_TARGETS):
         return f"learner.lora.targets: some of {', '.join(LORA_TARGETS)}"
@@ -101,7 +101,7 @@ def advantage(value: Any, written: Written) -> str:
         "reinforce_plus_plus_baseline": ("group", "whiten"),
     }
     if name == "gae":
-        return f"{ABSENT}: there is no critic; adv_estimator=grpo does without"
+        return f"{ABSENT}: there is no critic; use adv_estimator=grpo"
     if name not in pairs:
         return ABSENT
     baseline, normalize = pairs[name]
@@ -112,17 +112,17 @@ def advantage(value: Any, written: Written) -> str:
 
 def by_std(value: Any, written: Written) -> str:
     if written.get("algorithm.adv_estimator", "grpo") not in ("grpo", "grpo_vectorized"):
-        return f"{LEFT}: it is of adv_estimator=grpo"
+        return f"{LEFT}: it belongs to adv_estimator=grpo"
     return put(("objective.normalize", "group" if value else "none"))
 
 
 def clip(value: Any, written: Written, *sides: str) -> str:
     """`clip_ratio` gives the sides that have no key of their own."""
     if _loss(written) == "gpg":
-        return f"{LEFT}: this loss clips nothing"
+        return f"{LEFT}: this loss does not clip"
     own = sides if len(sides) == 1 else [s for s in sides if f"actor.clip_ratio_{s}" not in written]
     if not own:
-        return f"{LEFT}: clip_ratio_low and clip_ratio_high say it"
+        return f"{LEFT}: clip_ratio_low and clip_ratio_high are set"
     off = isinstance(value, int | float) and value >= 1 and "low" in own
     if off and _loss(written) != "cispo":
         return "objective.clip_low, which is below 1"
@@ -146,7 +146,7 @@ def use_kl_loss(value: Any, written: Written) -> str:
     if not value:
         return f"{LEFT}: without objective.kl there is no KL term"
     if written.get("algorithm.use_kl_in_reward"):
-        return f"{ABSENT} beside use_kl_in_reward: there is one KL term, objective.kl_in says where"
+        return f"{ABSENT} beside use_kl_in_reward: only one KL term (objective.kl_in)"
     kind = _KL.get(str(written.get("actor.kl_loss_type") or "low_var_kl"), "k3")
     coefficient = written.get("actor.kl_loss_coef", 0.001)
     return put(("objective.kl", kind), ("objective.kl_in", "loss"), ("objective.kl_coef", coefficient))
@@ -155,7 +155,7 @@ def use_kl_loss(value: Any, written: Written) -> str:
 def use_kl_in_reward(value: Any, written: Written) -> str:
     coefficient = written.get("algorithm.kl_ctrl.kl_coef", 0.001)
     if not value or not coefficient:
-        return f"{LEFT}: no KL is taken from rewards unless objective.kl_in=reward"
+        return f"{LEFT}: rewards have a KL term only with objective.kl_in=reward"
     kind = _KL.get(str(written.get("algorithm.kl_penalty") or "kl"), "k1")
     return put(("objective.kl", kind), ("objective.kl_in", "reward"), ("objective.kl_coef", coefficient))
 
@@ -163,9 +163,9 @@ def use_kl_in_reward(value: Any, written: Written) -> str:
 def part_of(value: Any, written: Written, switch_key: str, key: str) -> str:
     """The coefficient or the kind of a KL term that `switch_key` switches on: without it verl has no such term."""
     if not written.get(switch_key):
-        return f"{LEFT}: without {switch_key}=true it has no effect in verl; here it is {key}"
+        return f"{LEFT}: it has no effect in verl without {switch_key}=true; the key here is {key}"
     if key == "objective.kl_coef":
-        return put((key, value)) if value else f"{LEFT}: a KL term of weight 0 is none"
+        return put((key, value)) if value else f"{LEFT}: a KL term of weight 0 has no effect"
     kind = _KL.get(str(value).lower())
     return put((key, kind)) if kind else f"objective.kl: k1, k2 or k3; {value} {ABSENT}"
 
@@ -178,13 +178,13 @@ def beta(value: Any, _: Written) -> str:
 
 def dual(value: Any, written: Written) -> str:
     if _loss(written) != "vanilla":
-        return f"{LEFT}: it is of the clipped loss only"
+        return f"{LEFT}: it belongs to the clipped loss"
     return put(("objective.clip_dual", value))
 
 
 def divisor(value: Any, written: Written) -> str:
     if written.get("actor.loss_agg_mode") != "seq-mean-token-sum-norm":
-        return f"{LEFT}: it is of loss_agg_mode=seq-mean-token-sum-norm"
+        return f"{LEFT}: it belongs to loss_agg_mode=seq-mean-token-sum-norm"
     return put(("objective.sum_divisor", value))
 
 
@@ -217,7 +217,7 @@ def truncate(value: Any, written: Written) -> str:
     if not (written.get(f"{_CORRECTION}rollout_is") or written.get("algorithm.rollout_is")):
         return f"{LEFT}: without rollout_is it has no effect"
     if isinstance(value, str) and "_" in value:
-        return f"{ABSENT}: weights are cut at a bound, not left out beyond it (objective.sampler_correction.mask)"
+        return f"{ABSENT}: weights are truncated, not masked (objective.sampler_correction.mask)"
     return put(("objective.sampler_correction.truncate", float(value)))
 
 
@@ -300,11 +300,11 @@ def offload(_: Any, written: Written) -> str:
         return "cluster.offload: always or never, for the optimizer's state and the KV cache at once"
     if optimizer or cache:
         return put(("cluster.offload", "always"))
-    return f"{LEFT}: cluster.offload=auto decides by the memory" if cache is None else put(("cluster.offload", "never"))
+    return f"{LEFT}: cluster.offload=auto decides by memory" if cache is None else put(("cluster.offload", "never"))
 
 
 def greedy(value: Any, written: Written) -> str:
-    """Of evaluations: verl samples them at `val_kwargs.temperature`, by default 0."""
+    """Sampling of evaluations: verl samples them at `val_kwargs.temperature`, by default 0."""
     if not value:
         return put(("eval.temperature", 0))
     return put(("eval.temperature", written.get("rollout.val_kwargs.temperature", 0)))
@@ -322,7 +322,7 @@ def project(value: Any, written: Written) -> str:
     """verl names a project for whatever logs; here only Weights & Biases has one."""
     names = written.get("trainer.logger", ["wandb"])
     if "wandb" not in names:
-        return f"{LEFT}: only W&B has projects here, and trainer.logger does not name it"
+        return f"{LEFT}: only W&B has projects, and trainer.logger does not include it"
     return put(("observe.wandb_project", value))
 
 

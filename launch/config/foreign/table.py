@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from launch.config.document import parse_document, parse_value
-from launch.config.foreign.answers import LEFT, Answer, ForeignName, Written, put
+from launch.config.foreign.answers import HERE, LEFT, Answer, ForeignName, Written, put
 from launch.config.foreign.rules import CONDITIONS, RULES
 
 _FILE = Path(__file__).with_name("names.yaml")
-_AS_HERE = f"{LEFT}: that is how it is here"
+_AS_HERE = f"{LEFT}: {HERE}"
 _OFF: tuple[Any, ...] = ("", 0, [], {})  # and null and false: what switches off
 
 
