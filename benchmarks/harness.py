@@ -96,7 +96,10 @@ def machine() -> dict[str, Any]:
     facts = _cpu_facts()
     flags = [flag for flag in facts.get("flags", "").split() if flag.startswith(("avx2", "avx512", "amx", "fma"))]
     git = ("git", "describe", "--always", "--dirty", "--exclude=*")
-    commit = subprocess.run(git, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
+    try:
+        commit = subprocess.run(git, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
+    except OSError:  # no git there
+        commit = ""
     return {
         "device": _device(),
         "cpu": facts.get("model name", platform.processor()),

@@ -177,6 +177,7 @@ def compiled(launch: Launch, architecture: int) -> dict[str, Any]:
         "stack_bytes": stack,
         "spills": len(re.findall(r"\b(?:LDL|STL)\b", code)),
         "shared_bytes": found.metadata.shared,
+        "buffers": _buffers(found.asm["ttgir"]),
         "loads_128_bit": len(re.findall(r"\b(?:LDG|LDGSTS)\.\S*128", code)),
         "loads": len(re.findall(r"\b(?:LDG|LDGSTS)\.", code)),
         "products": ", ".join(
@@ -184,6 +185,12 @@ def compiled(launch: Launch, architecture: int) -> dict[str, Any]:
         ),
         "tensor_core": len(re.findall(r"\b(?:HMMA|HGMMA|IMMA|IGMMA|QMMA|QGMMA)\.", code)),
     } | ({"float32": _float32(found.asm["ptx"])} if kernel in LOW_BIT else {})
+
+
+def _buffers(ttgir: str) -> int:
+    """Of the pipeline that loads ahead of the computation: tiles that shared memory has room for; 0: nothing does."""
+    allocated = re.findall(r"local_alloc : \(\) -> !ttg\.memdesc<(\d+)x\d+x\d+x", ttgir)
+    return min(map(int, allocated), default=0)
 
 
 def _float32(ptx: str) -> str:

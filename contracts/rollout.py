@@ -162,7 +162,8 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """A request that cannot run at all (longer than the model or the whole KV cache), with reason and remedy."""
+    """A request that cannot run at all (longer than the model or the whole KV cache), or whose logits are no numbers,
+    with reason and remedy."""
 
     request_id: int
     reason: str

@@ -24,6 +24,7 @@ from drafter.eagle.passes import Passes
 from drafter.eagle.shapes import DraftShape, belonging
 from drafter.eagle.work import Work
 from drafter.protocol import GraphCapture, Replay
+from models.ops.triton.operators import kernel_errors
 from models.transformer import Transformer
 from policies.speculation.graph_plan import batch_buckets
 
@@ -115,7 +116,7 @@ class DeviceDrafts:
             return False
         try:
             self._replays[key] = self._graph_capture.record(compute)
-        except RuntimeError:  # torch.OutOfMemoryError is one
+        except kernel_errors():  # torch.OutOfMemoryError is one
             _LOG.exception("no CUDA graph of an EAGLE draft of %s; those not captured so far draft without", key[0])
             self._graph_capture = None
         return True

@@ -14,8 +14,8 @@ from config.strategy import Strategy
 
 Part = Literal["weights", "kv", "sampling", "rest"]
 # Of the paged attention kernel (models/ops/triton/launch.py; a test holds them equal): tokens of the context that one
-# block walks where tiles are few, rows of a tile, tiles that are many, and the most partial results.
-SPLIT_TOKENS, _TILE, _MANY, _PARTIAL_BYTES = 256, 32, 264, 256 << 20
+# block walks, rows of a tile, and the most partial results.
+SPLIT_TOKENS, _TILE, _PARTIAL_BYTES = 256, 32, 256 << 20
 _INDEX_BYTES = 8
 _LOGIT_BYTES = 4  # float32 on CUDA
 
@@ -116,15 +116,15 @@ def block(
 
 
 def attention(net: Network, batch: int, rows: int, context: int, split_tokens: int) -> Kernel:
-    """Paged attention: one launch where tiles are many, else two, splits of the context and their merge. Every key and
-    value is read once per request; a row sees those before it and its own."""
+    """Paged attention: two launches, splits of the context and their merge, or one where there is one split. Every key
+    and value is read once per request; a row sees those before it and its own."""
     total, item = batch * rows, net.item_bytes
     groups = net.num_heads // net.num_kv_heads
     tile_rows = max(1, max(_TILE, groups) // groups)
     tiles = batch if rows <= tile_rows else -(-total // tile_rows) + batch
     splits = max(1, -(-context // split_tokens))
     partial = total * net.num_heads * splits * (net.head_dim + 2) * 4  # float32 sums, maximum and weight
-    if splits == 1 or tiles * net.num_kv_heads >= _MANY or partial > _PARTIAL_BYTES:
+    if splits == 1 or partial > _PARTIAL_BYTES:
         splits, partial = 1, 0
     seen = context - (rows - 1) / 2  # keys of the mean row
     kv = batch * context * 2 * net.kv_size * item

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from triton.runtime.errors import OutOfResources
 
 from actors.engine.native.engine import NativeEngine
 from actors.engine.native.forward import device_steps
@@ -46,14 +47,15 @@ CPU = torch.device("cpu")
 class FakeGraphCapture:
     """Records nothing: computes again, on the same tensors."""
 
-    def __init__(self, fail_at: int | None = None) -> None:
+    def __init__(self, fail_at: int | None = None, error: Exception | None = None) -> None:
         self.records = self.replays = self.resets = 0
         self._fail_at = fail_at
+        self._error = error or RuntimeError("CUDA out of memory, said the fake")
 
     def record(self, compute: Callable[[], None]) -> Callable[[], None]:
         self.records += 1
         if self.records == self._fail_at:
-            raise RuntimeError("CUDA out of memory, said the fake")
+            raise self._error
         compute()
 
         def replay() -> None:
@@ -206,11 +208,17 @@ def test_a_step_is_one_upload_and_one_download(tmp_path: Path, monkeypatch: pyte
     assert max(fetched) == 4, "token, and two log-probabilities"
 
 
-def test_a_failed_capture_costs_the_graphs_and_nothing_else(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("error", ["torch", "triton"])
+def test_a_failed_capture_costs_the_graphs_and_nothing_else(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, error: str
+) -> None:
+    """Triton's errors are no RuntimeErrors."""
     model = tiny_model(tmp_path)
     requests = make_requests(8, seed=74)
     expected = run(engine(model), requests)
-    graph_capture = FakeGraphCapture(fail_at=2)
+    graph_capture = FakeGraphCapture(
+        2, OutOfResources(300_000, 232_448, "shared memory") if error == "triton" else None
+    )
     core = graphed(model, graph_capture)
     assert_same_tokens(run(core, requests), expected)
     assert graph_capture.records == 2

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from actors.engine.native.engine import NativeEngine
 from config.rollout import EngineOptions
@@ -277,3 +278,23 @@ def test_the_longest_expected_start_first(tmp_path: Path) -> None:
     core.submit([replace(request(4, 3, i), expected_tokens=length) for i, length in enumerate(lengths)])
     order = [event.rollout.request_id for event in drain(core) if isinstance(event, Finished)]
     assert order == [1, 3, 2, 0]
+
+
+def test_a_request_whose_logits_are_no_numbers_is_named_and_the_others_go_on(tmp_path: Path) -> None:
+    """A row of NaN comes from one request's own past; here from the embedding of a token that one prompt has."""
+    model = tiny_model(tmp_path, "llama")
+    odd = replace(request(12, 9, 2), prompt_tokens=np.full(12, VOCAB - 1, np.int32))
+    wanted = [request(10, 12, 1), request(14, 12, 3)]
+    free = run(engine(model), wanted)
+    assert not any((rollout.tokens == VOCAB - 1).any() for rollout in free.values())
+    with torch.no_grad():
+        model.embed_tokens.weight[VOCAB - 1] = torch.nan
+    core = engine(model)
+    core.submit([wanted[0], odd, wanted[1]])
+    events = drain(core)
+    [refused] = [event for event in events if isinstance(event, Rejected)]
+    assert refused.request_id == 2
+    assert "logits are NaN at its token 1" in refused.reason
+    assert not any(isinstance(event, Progress) and event.request_id == 2 for event in events)
+    assert_same(rollouts(events), free)
+    assert not core.has_work

@@ -351,12 +351,40 @@ class NativeEngine(BatchEngine):
             if self._recording is not None:
                 self._tell(self._recording.add(step))
         self._scheduler.computed()
+        broken = self._without_numbers(plan, draws)
+        for slot in broken:
+            self._refuse(slot)
         if settled.ended:
             now_s = self._clock()
             for slot, reason in settled.ended:
-                self._ended(self._scheduler.ticket_in(slot), slot, reason, now_s)
-        self._events += [self._table.progress(slot) for slot in settled.due]
+                if slot not in broken:
+                    self._ended(self._scheduler.ticket_in(slot), slot, reason, now_s)
+        self._events += [self._table.progress(slot) for slot in settled.due if slot not in broken]
         return settled
+
+    def _without_numbers(self, plan: StepPlan, draws: Draws) -> set[int]:
+        """Slots with tokens that were drawn from logits with a NaN (or a +inf): their log-probs are NaN too."""
+        if not np.isnan(draws.logprobs_t1).any():
+            return set()
+        table = self._table
+        return {
+            slot
+            for slot in plan.slots[plan.samples].tolist()
+            if np.isnan(table.logprobs_t1[slot, table.prompt_length[slot] : table.length[slot]]).any()
+        }
+
+    def _refuse(self, slot: int) -> None:
+        """Its model's outputs are no numbers: nothing of it can be learned from, and the others go on."""
+        ticket, table = self._scheduler.ticket_in(slot), self._table
+        sampled = int(table.length[slot] - table.prompt_length[slot])
+        self._queue.remove(ticket.request.request_id, finished=False)
+        self._tell(
+            Rejected(
+                ticket.request.request_id,
+                f"the model's logits are NaN at its token {sampled}, under weights of version {self._version}: the "
+                "weights have diverged, or they overflow in model.dtype; lower learner.optimizer.lr, or use float32",
+            )
+        )
 
 
 def _recorded_layers(drafters: Mapping[str, Drafter], given: tuple[int, ...] | None) -> tuple[int, ...]:

@@ -16,8 +16,9 @@ from torch import Tensor
 from models.ops.triton import attention, matmul, sampling, tokenwise
 
 SPLIT_TOKENS = 256  # of the context, at absolute positions
-_MANY_PROGRAMS = 264  # two for each multiprocessor of an H100; a constant, so that plans depend on shapes alone
-_MOST_PROGRAMS = 4 * _MANY_PROGRAMS
+_MOST_PROGRAMS = 1056  # eight for each multiprocessor of an H100; a constant, so that plans depend on shapes alone
+_LEAST_LANES = 4  # however many tiles there are: one long context among many must not wait for one program
+_ATTENTION_STAGES = 5  # as Triton counts them: two buffers of keys and values (benchmarks.triton_kernels, `buffers`)
 _SPLIT_BYTES = 256 * 2**20  # of partial results that may exist
 _MASK_BITS = 64
 _SAMPLE_BLOCKS = 1024  # of four tokens, one Philox call each
@@ -232,7 +233,8 @@ def plan_paged_attention(
     scale: float,
     out: Tensor,
 ) -> list[Launch]:
-    """One launch where tiles are many enough to fill a GPU, else two: splits and their merge. Equal bits."""
+    """Splits of the context and their merge; where the bound has one split only, or partial results would be too many,
+    one launch that walks whole contexts. Equal bits: splits lie at absolute positions."""
     rows, query_heads, head_dim = q.shape
     requests, kv_heads = context_lens.shape[0], k_cache.shape[1]
     groups = query_heads // kv_heads
@@ -244,9 +246,9 @@ def plan_paged_attention(
     padding_tiles = _ceil(rows, tile_rows) if one_tile else 0
     width = max(power_of_2(head_dim), 16)
     splits = max(_ceil(max_context, SPLIT_TOKENS), 1)
-    whole = splits == 1 or tiles * kv_heads >= _MANY_PROGRAMS or splits * rows * query_heads * width * 4 > _SPLIT_BYTES
+    whole = splits == 1 or splits * rows * query_heads * width * 4 > _SPLIT_BYTES
     # Bounds are far above most contexts, and programs that find nothing to do cost too: so they are few, and go on.
-    lanes = 1 if whole else min(splits, _ceil(_MOST_PROGRAMS, tiles * kv_heads))
+    lanes = 1 if whole else min(splits, max(_LEAST_LANES, _ceil(_MOST_PROGRAMS, tiles * kv_heads)))
     sums = out if whole else out.new_empty((splits, kv_heads, rows * groups, width), dtype=torch.float32)
     stats = out if whole else out.new_empty((2, splits, kv_heads, rows * groups), dtype=torch.float32)
     mask = q if tree_mask is None else tree_mask
@@ -284,6 +286,7 @@ def plan_paged_attention(
                 "APART": not whole,
                 "PRECISION": "ieee",
             },
+            stages=_ATTENTION_STAGES,
             registers=192 if half and whole else 168,
         )
     ]
@@ -293,7 +296,7 @@ def plan_paged_attention(
                 kernel=attention.merge_splits,
                 grid=(tiles + padding_tiles, kv_heads, groups),
                 arguments=(sums, stats, query_offsets, context_lens, out, rows, requests, one_tile, splits),
-                constants=shared | {"TREE": int(tree > 0), "AHEAD": 4},
+                constants=shared | {"TREE": int(tree > 0), "AHEAD": 12},
                 warps=1,
             )
         )

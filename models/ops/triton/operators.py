@@ -7,6 +7,7 @@ oracle do. There is no gradient: callers with one use torch (`models.ops`).
 import functools
 import importlib.util
 import logging
+import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
@@ -80,16 +81,35 @@ def installed() -> bool:
     return False
 
 
+def kernel_errors() -> tuple[type[Exception], ...]:
+    """What a launch or a capture raises when it cannot be: torch's errors, and Triton's, which are no RuntimeErrors
+    (OutOfResources, PTXASError, CompilationError)."""
+    if "triton" not in sys.modules:
+        return (RuntimeError,)
+    return RuntimeError, import_module("triton.errors").TritonError
+
+
 def _launched(name: str) -> Callable[..., Any]:
-    """The CUDA implementation: imports the kernels when it is first called. Without Triton the oracle computes, slowly,
-    and a capture fails."""
+    """The CUDA implementation: imports the kernels when it is first called. Without Triton, and from the first kernel
+    on that Triton cannot compile for this device, the oracle computes, slowly, and a capture fails."""
     launch: Callable[..., Any] | None = None
 
     def call(*arguments: Any) -> Any:
         nonlocal launch
         if launch is None:
             launch = getattr(import_module(f"{__package__}.launch"), name) if installed() else _ON_CPU[name]
-        return launch(*arguments)
+        try:
+            return launch(*arguments)
+        except kernel_errors() as error:
+            if isinstance(error, RuntimeError) or launch is _ON_CPU[name]:
+                raise
+            _LOG.exception(
+                "Triton's kernel of paceline::%s does not run on this device; torch's operations compute it from now "
+                "on, slower and rounded otherwise",
+                name,
+            )
+            launch = _ON_CPU[name]
+            return launch(*arguments)
 
     return call
 

@@ -122,7 +122,8 @@ def sample_chunks(
     chunks = tl.num_programs(0)
     at = row * chunks + chunk
     part = tl.num_programs(1) * chunks
-    tl.store(tokens + at, tl.min(tl.where((score == best) & kept, token, _NO_TOKEN), 0))
+    # A token that is not kept scores -inf, so it wins only where none is kept: in a row of NaN, the chunk's first.
+    tl.store(tokens + at, tl.min(tl.where((score == best) & (token < V), token, _NO_TOKEN), 0))
     tl.store(scores + at, best)
     tl.store(scores + part + at, top)
     tl.store(scores + 2 * part + at, mass)

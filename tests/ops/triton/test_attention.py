@@ -26,9 +26,9 @@ def assert_bitwise(found: Tensor, expected: Tensor) -> None:
 
 @pytest.fixture(params=["splits", "whole"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Few programs that each take a split, or many that each go through the whole context."""
+    """Programs that each take a split, or that each go through the whole context."""
     if request.param == "whole":
-        monkeypatch.setattr(launch, "_MANY_PROGRAMS", 1)
+        monkeypatch.setattr(launch, "_SPLIT_BYTES", 0)
     return str(request.param)
 
 
@@ -50,7 +50,7 @@ def test_any_ragged_batch_equals_the_oracle(
         return
     case = paged(queries, contexts, heads=heads, tree=8 * tree, padding=padding, seed=seed)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(launch, "_MANY_PROGRAMS", 1 if whole else 264)
+        patch.setattr(launch, "_SPLIT_BYTES", 0 if whole else 2**28)
         found = case.attend()
     assert_equals_the_oracle(case, found)
     assert not found[sum(queries) :].any()
@@ -112,7 +112,7 @@ def test_bounds_and_the_way_change_no_bit(tree: int, monkeypatch: pytest.MonkeyP
     assert_equals_the_oracle(case, expected)
     for max_query, max_context in ((7, 2048), (500, 700), (33, 32_768)):
         assert_bitwise(case.attend(max_query, max_context), expected)
-    for name, value in (("_MANY_PROGRAMS", 1), ("_SPLIT_BYTES", 0), ("_MOST_PROGRAMS", 1), ("_MOST_PROGRAMS", 9)):
+    for name, value in (("_SPLIT_BYTES", 0), ("_LEAST_LANES", 1), ("_MOST_PROGRAMS", 1), ("_MOST_PROGRAMS", 99)):
         with monkeypatch.context() as patch:
             patch.setattr(launch, name, value)
             assert_bitwise(case.attend(), expected)

@@ -4,8 +4,10 @@ from typing import Any
 
 import pytest
 import torch
+from triton.runtime.errors import OutOfResources
 
-from models.ops.triton import LAUNCHES, launch, launch_low_bit
+from models.ops import reference
+from models.ops.triton import LAUNCHES, launch, launch_low_bit, operators
 from tests.ops.test_operators import arguments
 
 OURS = {name: of for of in (launch, launch_low_bit) for name in LAUNCHES if hasattr(of, name)}
@@ -26,3 +28,23 @@ def test_an_operator_launches_what_the_table_says(name: str, monkeypatch: pytest
         given[9] = 1024  # max_context: splits, and their merge
     getattr(OURS[name], name)(*given)
     assert len(kernels) == LAUNCHES[name]
+
+
+def test_a_kernel_that_does_not_fit_the_device_leaves_the_operator_to_torch(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Shared memory that a smaller card has not: said once, and the run goes on."""
+    asked: list[str] = []
+
+    def refused(self: launch.Launch) -> None:
+        asked.append(self.kernel.__name__)
+        raise OutOfResources(300_000, 101_376, "shared memory")
+
+    monkeypatch.setattr(launch.Launch, "run", refused)
+    given = arguments(torch.float32)["swiglu"]
+    call = operators._launched("swiglu")
+    expected = reference.swiglu(*given)
+    assert torch.equal(call(*given), expected)
+    assert torch.equal(call(*given), expected)
+    assert len(asked) == 1
+    assert caplog.text.count("paceline::swiglu") == 1

@@ -90,6 +90,25 @@ def test_extreme_logits() -> None:
     assert logprobs[1].tolist()[1:] == [-infinity] * 3
 
 
+@pytest.mark.filterwarnings("ignore:All-NaN")  # the interpreter's numpy
+@pytest.mark.parametrize("vocab", [61, 20_000])
+def test_a_row_without_numbers_draws_a_token_that_there_is_and_disturbs_no_other(vocab: int) -> None:
+    """All NaN, one NaN, one +inf, a cutoff of NaN: the log-prob says it, and nothing outside the row is read."""
+    logits, cutoff, temperature, keys, positions = drawn_from(6, vocab)
+    expected = launch.sample(logits, cutoff, temperature, keys, positions)
+    logits[1] = torch.nan
+    logits[2, vocab // 2] = torch.nan
+    logits[3, vocab // 3] = torch.inf
+    cutoff[4] = torch.nan
+    tokens, logprobs, logprobs_t1 = launch.sample(logits, cutoff, temperature, keys, positions)
+    assert bool(((tokens >= 0) & (tokens < vocab)).all())
+    assert tokens[1] == 0
+    assert bool(logprobs_t1[1:4].isnan().all())
+    for row in (0, 5):
+        assert tokens[row] == expected[0][row]
+        assert logprobs[row] == expected[1][row]
+
+
 def test_noise_is_the_native_kernels_bit_for_bit() -> None:
     """Zero logits: the score of the drawn token is its noise, and its log-prob tells it to rounding."""
     keys, positions = torch.arange(1, 9) * 2**40 + 7, torch.arange(8) * 2**28

@@ -27,6 +27,7 @@ from actors.engine.native.forward.layout import Array, DeviceStep, Layout, Part
 from config.strategy import Strategy
 from drafter.protocol import BatchView, GraphCapture, Replay
 from models import ops
+from models.ops.triton.operators import kernel_errors
 from models.staging import Download, Upload
 from models.transformer import Transformer
 from policies.speculation.graph_plan import batch_buckets
@@ -185,7 +186,7 @@ class DeviceChains:
         try:
             kept = self._kept(frame) if self._keep_logits else None
             frame.replay = self._graph_capture.record(partial(self._compute, frame, kept))
-        except RuntimeError:  # torch.OutOfMemoryError is one
+        except kernel_errors():  # torch.OutOfMemoryError is one
             _log.exception("no CUDA graph of a draft of %s; from now on all are drafted without", frame.layout.shape)
             self.forget()
             self._graph_capture = None

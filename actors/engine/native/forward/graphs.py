@@ -16,6 +16,7 @@ import torch
 from actors.engine.batch.step.types import StepRows
 from actors.engine.native.forward.layout import Array, DeviceStep, StepLayout, StepShape
 from drafter.protocol import GraphCapture, Replay
+from models.ops.triton.operators import kernel_errors
 from models.staging import Upload
 from policies.speculation.graph_plan import CapturePlan, GraphShape
 
@@ -46,7 +47,7 @@ class CudaGraphCapture:
             # thread_local: what other threads of the process do is no reason to fail.
             with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
                 compute()
-        except RuntimeError:
+        except kernel_errors():
             torch.cuda.synchronize()  # the caller goes on without: nothing of this may still be running
             raise
         replay: Replay = graph.replay
@@ -143,7 +144,7 @@ class StepGraphs:
         """Capture it on what its arrays hold now. False: it failed, and no graph is used from now on."""
         try:
             graph.replay = self._graph_capture.record(lambda: self._compute(graph.step))
-        except RuntimeError:  # torch.OutOfMemoryError is one
+        except kernel_errors():  # torch.OutOfMemoryError is one
             _log.exception(
                 "no CUDA graph of %s; decoding goes on without graphs, several times slower for few requests",
                 graph.layout.shape,
