@@ -1,8 +1,9 @@
 """Everything that wants a GPU, within ten minutes: `python -m benchmarks.gpu --out DIR --budget-s 560`.
 
 For a machine that is lent for minutes. Each part is a process with a limit of its own, runs whatever became of the
-others, and writes every row at once (DIR/NAME.jsonl), the prediction beside each measurement; DIR/summary.json says
-what became of each, DIR/predictions.md how far predictions were off. It needs torch, triton, transformers, numpy,
+others, and writes every row at once, the prediction beside each measurement. After each part DIR has three files, as a
+lent machine may give back few: results.jsonl (every row, and its part), summary.json (the machine, what became of each
+part), logs.tgz. The last thing printed is how far predictions were off. It needs torch, triton, transformers, numpy,
 safetensors and pytest: neither pydantic, Ray nor vLLM, no network and no installed package of ours. `--rehearse` runs
 every part with tiny shapes on any machine, with PACELINE_PRETENDED_CUDA=1 on a pretended device: nothing is executed
 for the first time on borrowed minutes. Owns the list of parts and their limits; measures nothing itself.
@@ -11,6 +12,8 @@ for the first time on borrowed minutes. Owns the list of parts and their limits;
 import importlib.util
 import json
 import sys
+import tarfile
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -64,10 +67,10 @@ def command_of(part: Part, out: Path, limit_s: float, rehearse: bool) -> tuple[s
     return (*words, "--budget-s", f"{0.9 * limit_s:.0f}", *(("--rehearse",) if rehearse else ()))
 
 
-def run_parts(parts: Sequence[Part], out: Path, budget_s: float, *, rehearse: bool = False) -> bool:
+def run_parts(parts: Sequence[Part], work: Path, out: Path, budget_s: float, *, rehearse: bool = False) -> bool:
     """In turn, each for at most its share and a half of what there is; whether all of them succeeded. What one does not
-    use, the next ones have."""
-    summary: dict[str, Any] = {"machine": {}, "rehearsal": rehearse, "budget_s": budget_s, "parts": {}}
+    use, the next ones have. They write below `work`; after each, `out` has what there is."""
+    summary: dict[str, Any] = {"machine": machine(), "rehearsal": rehearse, "budget_s": budget_s, "parts": {}}
     start_s = time.monotonic()
     for place, part in enumerate(parts):
         left_s = budget_s - (time.monotonic() - start_s)
@@ -75,15 +78,15 @@ def run_parts(parts: Sequence[Part], out: Path, budget_s: float, *, rehearse: bo
         limit_s = min(left_s, max(1.5 * part.seconds * left_s / shares, 10.0))
         if limit_s < 5:
             summary["parts"][part.name] = {"outcome": "no time left"}
-            _write(out, summary)
+            gather(parts, work, out, summary)
             continue
-        words = command_of(part, out, limit_s, rehearse)
+        words = command_of(part, work, limit_s, rehearse)
         print(f"== {part.name}: {part.answers} (at most {limit_s:.0f} s)", flush=True)
-        done = attempt(words, out / f"{part.name}.log", limit_s)
-        rows = read_rows(out / f"{part.name}.jsonl")
+        done = attempt(words, work / f"{part.name}.log", limit_s)
+        rows = read_rows(work / f"{part.name}.jsonl")
         print(done.tail, f"== {part.name}: {done.text}, {len(rows)} rows", sep="\n", flush=True)
         summary["parts"][part.name] = {"outcome": done.code, "seconds": done.seconds, "rows": len(rows)}
-        _write(out, summary)
+        gather(parts, work, out, summary)
     return all(part["outcome"] == 0 for part in summary["parts"].values())
 
 
@@ -100,12 +103,12 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def beside_predictions(out: Path, parts: Sequence[Part]) -> list[tuple[str, str, int, float, float]]:
+def beside_predictions(work: Path, parts: Sequence[Part]) -> list[tuple[str, str, int, float, float]]:
     """(part, quantity, rows, median and largest of measured / predicted) of all that was predicted."""
     found = []
     for part in parts:
         ratios: dict[str, list[float]] = {}
-        for row in read_rows(out / f"{part.name}.jsonl"):
+        for row in read_rows(work / f"{part.name}.jsonl"):
             for key, value in row.items():
                 if key.endswith(_RATIO):
                     ratios.setdefault(key.removesuffix(_RATIO), []).append(value)
@@ -113,15 +116,25 @@ def beside_predictions(out: Path, parts: Sequence[Part]) -> list[tuple[str, str,
     return found
 
 
-def _write(out: Path, summary: Mapping[str, Any]) -> None:
-    """As it is now, atomically: the machine may be taken away."""
-    save(out / "summary.json.new", summary)
-    (out / "summary.json.new").replace(out / "summary.json")
+def gather(parts: Sequence[Part], work: Path, out: Path, summary: Mapping[str, Any]) -> None:
+    """Everything as it is now into three files, each replaced at once: the machine may be taken away."""
+    new = out / ".new"
+    save(new, summary)
+    new.replace(out / "summary.json")
+    with new.open("w", encoding="utf-8") as file:
+        for part in parts:
+            for row in read_rows(work / f"{part.name}.jsonl"):
+                file.write(json.dumps({"part": part.name} | row) + "\n")
+    new.replace(out / "results.jsonl")
+    with tarfile.open(new, "w:gz") as archive:
+        for log in sorted(work.glob("*.log")):
+            archive.add(log, log.name)
+    new.replace(out / "logs.tgz")
 
 
 def main(
     *,
-    out: Annotated[Path, "folder for logs and results; is created"],
+    out: Annotated[Path, "folder for the three files; is created"],
     budget_s: Annotated[float, "seconds for all parts together"] = BUDGET_S,
     parts: Annotated[Sequence[str], "only these", tuple(part.name for part in PARTS)] = (),
     rehearse: Annotated[bool, "tiny shapes, on whatever there is"] = False,
@@ -135,12 +148,11 @@ def main(
     out = out.resolve()
     out.mkdir(parents=True, exist_ok=True)
     chosen = [part for part in PARTS if not parts or part.name in parts]
-    save(out / "machine.json", machine())
-    complete = run_parts(chosen, out, budget_s, rehearse=rehearse)
-    rows = [(*names, f"{middle:.2f}", f"{most:.2f}") for *names, middle, most in beside_predictions(out, chosen)]
-    table = markdown("part | quantity | rows | median measured / predicted | largest", rows)
-    (out / "predictions.md").write_text(table + "\n", encoding="utf-8")
-    print(table)
+    with tempfile.TemporaryDirectory() as work:
+        complete = run_parts(chosen, Path(work), out, budget_s, rehearse=rehearse)
+        beside = beside_predictions(Path(work), chosen)
+    rows = [(*names, f"{middle:.2f}", f"{most:.2f}") for *names, middle, most in beside]
+    print(markdown("part | quantity | rows | median measured / predicted | largest", rows))
     return 0 if complete else 1
 
 

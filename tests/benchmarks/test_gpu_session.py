@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -36,17 +37,23 @@ def test_parts_that_fail_or_hang_do_not_stop_the_others(tmp_path: Path) -> None:
         Part("fails", 1, "", (*python, "import sys; print('why'); sys.exit(3)")),
         Part("works", 28, "", (*python, "print('done')")),
     )
-    assert not run_parts(parts, tmp_path, 36)
-    summary = json.loads((tmp_path / "summary.json").read_text())
+    work, out = tmp_path / "work", tmp_path / "out"
+    work.mkdir()
+    out.mkdir()
+    assert not run_parts(parts, work, out, 36)
+    summary = json.loads((out / "summary.json").read_text())
     assert [part["outcome"] for part in summary["parts"].values()] == [None, 3, 0]
-    assert (tmp_path / "hangs.log").read_text() == "started\n"
-    assert (tmp_path / "fails.log").read_text() == "why\n"
-    assert run_parts(parts[2:], tmp_path, 30)
+    assert (work / "hangs.log").read_text() == "started\n"
+    with tarfile.open(out / "logs.tgz") as archive:
+        assert sorted(archive.getnames()) == ["fails.log", "hangs.log", "works.log"]
+        assert archive.extractfile("fails.log").read() == b"why\n"  # type: ignore[union-attr]
+    assert sorted(path.name for path in out.iterdir()) == ["logs.tgz", "results.jsonl", "summary.json"]
+    assert run_parts(parts[2:], work, out, 30)
 
 
 def test_without_time_left_a_part_is_named_and_not_begun(tmp_path: Path) -> None:
     parts = (Part("late", 10, "", (sys.executable, "-c", "print('begun')")),)
-    assert not run_parts(parts, tmp_path, 4)
+    assert not run_parts(parts, tmp_path, tmp_path, 4)
     assert json.loads((tmp_path / "summary.json").read_text())["parts"]["late"] == {"outcome": "no time left"}
     assert not (tmp_path / "late.log").exists()
 
@@ -96,20 +103,24 @@ def rehearse(tmp_path: Path, **environment: str) -> dict[str, list[dict[str, Any
     (tmp_path / "sitecustomize.py").write_text(HIDDEN)
     out = tmp_path / "out"
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.gpu", "--out", str(out), "--rehearse", "--budget-s", "230"],
+        [sys.executable, "-m", "benchmarks.gpu", "--out", str(out), "--rehearse", "--budget-s", "460"],
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,
-        env=os.environ | {"PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"} | environment,
+        env=os.environ | {"PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1", "PATH": str(tmp_path)} | environment,
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     summary = json.loads((out / "summary.json").read_text())
     assert {name: part["outcome"] for name, part in summary["parts"].items()} == {part.name: 0 for part in PARTS}
     assert summary["rehearsal"] is True
-    assert json.loads((out / "machine.json").read_text())["cores"] > 0
-    assert "| steps | graph_ms | 2 |" in (out / "predictions.md").read_text()
-    return {part.name: read_rows(out / f"{part.name}.jsonl") for part in PARTS}
+    assert summary["machine"]["cores"] > 0
+    assert "| steps | graph_ms | 2 |" in done.stdout
+    assert sorted(path.name for path in out.iterdir()) == ["logs.tgz", "results.jsonl", "summary.json"]
+    rows: dict[str, list[dict[str, Any]]] = {part.name: [] for part in PARTS}
+    for row in read_rows(out / "results.jsonl"):
+        rows[row.pop("part")].append(row)
+    return rows
 
 
 def check(rows: dict[str, list[dict[str, Any]]]) -> None:

@@ -17,6 +17,9 @@ from tests.ops.triton.paged import Paged, paged
 
 DEVICE = "cuda"
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2}
+# Hopper's fp8 products keep about 14 bits inside the 128 inputs that are summed before float32 takes over; emulated
+# at this shape, the worst output is off by 5e-4.
+FP8_TOLERANCE = 2e-3
 DTYPES = pytest.mark.parametrize("dtype", TOLERANCE, ids=["float32", "bfloat16"])
 # Rows at the end of contexts: decoding beside verification, a prompt chunk, and one of 32k tokens.
 QUERIES, CONTEXTS = (1, 17, 1, 64), (32_768, 300, 1, 2048)
@@ -128,5 +131,9 @@ def test_a_low_bit_product_is_its_oracle_and_bitwise_where_its_sums_are_integers
                 assert_bitwise(found, together[part])
             if weight.format.activations == "int8":
                 assert_bitwise(found, expected[part])
+            elif name == "fp8" and dtype is torch.float32:
+                torch.testing.assert_close(
+                    found.cpu() / 30, expected[part] / 30, atol=FP8_TOLERANCE, rtol=FP8_TOLERANCE
+                )
             else:
                 assert_near(found / 30, expected[part] / 30, dtype)
