@@ -118,6 +118,9 @@ class Request:
     # Noise counts on over them, and drafters are told of the first prompt.
     earlier_tokens: int = 0
     continues: bool = False  # another turn may follow, with these tokens before it: their K/V stay while there is room
+    # A guess at the response, sampled with older weights under the same noise: checked, never trusted. An engine that
+    # cannot check (Capabilities.early_text) ignores it.
+    early: IntArray | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,6 +261,26 @@ class ReasonUse:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EarlyUse:
+    """What engine steps that checked early text did (Request.early): sums."""
+
+    engine_steps: int = 0
+    checked: int = 0  # early tokens
+    stood: int = 0  # of them
+    seconds: float = 0.0  # of those steps
+    saved_s: float = 0.0  # measured plain-decoding seconds of the same tokens, less `seconds`; 0 where not known
+
+    def plus(self, other: "EarlyUse") -> "EarlyUse":
+        return EarlyUse(
+            engine_steps=self.engine_steps + other.engine_steps,
+            checked=self.checked + other.checked,
+            stood=self.stood + other.stood,
+            seconds=self.seconds + other.seconds,
+            saved_s=self.saved_s + other.saved_s,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineWindow:
     """Telemetry of the engine steps in [start_s, end_s): one record about every 0.2 s and when the engine idles."""
 
@@ -276,6 +299,7 @@ class EngineWindow:
     evaluation: bool = False  # these steps decoded a held-out evaluation; no window has steps of both kinds
     prompts: tuple[PromptUse, ...] = ()  # since the last window; very many are spread over several
     reasons: tuple[ReasonUse, ...] = ()  # why the steps that decoded did it the way they did; none without a policy
+    early: EarlyUse | None = None  # None: no early text was checked
 
 
 class EngineAnswer:

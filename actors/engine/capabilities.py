@@ -25,6 +25,7 @@ class Capabilities:
     # It can keep model.batch_invariant: no token depends on who samples or finishes it, and drafts are verified by the
     # very draws of plain decoding (rollout.speculation.verification: coupled)
     batch_invariant: bool = False
+    early_text: bool = False  # it checks text that was sampled with older weights (Request.early), and changes no token
     logprobs_t1: bool = False  # log-probs of softmax(logits) come with those of the sampling distribution
     # It computes with the learner's own network: their log-probs agree up to rounding at most, whatever the dtype
     learner_network: bool = False
@@ -43,6 +44,7 @@ NATIVE = Capabilities(
     trees=True,
     hidden_states=True,
     batch_invariant=True,
+    early_text=True,
     logprobs_t1=True,
     learner_network=True,
     formats=frozenset(FORMATS),

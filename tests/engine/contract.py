@@ -272,6 +272,15 @@ class EngineContract:
                     assert rollout.finish_reason == whole[request_id].finish_reason
             assert not invariant or same(again, whole)
 
+    def test_early_text_is_never_trusted(self, subject: Subject, talk: Talk, invariant: bool) -> None:
+        """An engine that checks it takes no token of it that it would not have drawn; others pass over it."""
+        requests = make_requests(6, prompts=3, seed=15, max_new_tokens=24)
+        plain = talk.run(requests)
+        for shift in (0, 1):  # right, and wrong from the first token on
+            early = [replace(r, early=(plain[r.request_id].tokens + shift) % 50) for r in requests]
+            found = talk.run(early)
+            assert same(found, plain) or not (invariant or subject.capabilities.early_text)
+
     def test_progress_joins_to_the_rollout(self, talk: Talk) -> None:
         requests = make_requests(6, seed=6, max_new_tokens=40)
         talk.submit(requests)

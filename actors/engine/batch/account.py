@@ -13,8 +13,8 @@ from actors.engine.batch.speculation import Speculator
 from actors.engine.batch.step.types import Settled, StepDrafts
 from actors.engine.batch.telemetry import EngineStepRecord, Occupancy, PromptMeter, WindowMeter
 from actors.engine.calibrated import PassNews
-from config.strategy import Strategy
-from contracts.rollout import EngineWindow, PassEvent
+from config.strategy import PLAIN, Strategy
+from contracts.rollout import EarlyUse, EngineWindow, PassEvent
 from policies.speculation.policy import Reason
 from policies.steps import NO_REQUESTS, Load, StepKind, StepOutcome
 
@@ -40,6 +40,7 @@ class StepAccount:
         self._start_s = 0.0
         self._fresh_weights = False
         self._turn = 0
+        self._plain_s: dict[int, float] = {}  # without a policy: of the last plain step, by bits of requests
         self._slots, self._evaluation = NO_REQUESTS, False  # whether those of the slots are an evaluation's
 
     def begin(self) -> None:
@@ -58,6 +59,72 @@ class StepAccount:
     def passes(self, window: EngineWindow, *, idle: bool) -> list[PassEvent]:
         """After a window that was cut: what is new of the engine's passes."""
         return [] if self._news is None else self._news.after_window(window, idle=idle)
+
+    def checked(
+        self,
+        plan: StepPlan,
+        load: Load,
+        checked: StepDrafts,
+        settled: Settled,
+        occupancy: Occupancy,
+        now_s: float,
+    ) -> EngineWindow | None:
+        """As `count`, for a step that checked early text and drafted nothing: its time tells what rows cost, and says
+        nothing about a strategy."""
+        elapsed_s, policy = self._timer() - self._start_s, self._speculator.policy
+        ended = self._cut_between(plan, occupancy, now_s)
+        self._fresh_weights = False
+        if policy is not None:
+            outcome = StepOutcome(
+                kind=_kind(self._evaluation, False, False),
+                strategy=PLAIN,
+                load=load,
+                prompt_tokens=plan.prefill_tokens + checked.drafted,
+                drafted=0,
+                accepted=0,
+                elapsed_s=elapsed_s,
+                draft_s=0.0,
+            )
+            policy.record(outcome)
+        emitted, decoding = settled.new_tokens, load.running
+        plain_s = self._plain_s.get(decoding.bit_length()) if policy is None else policy.plain_s(load)
+        saved_s = 0.0 if plain_s is None or not decoding else plain_s * emitted / decoding - elapsed_s
+        self._meter.count(now_s, plan.prefill_tokens, emitted, decoding, occupancy.running, PLAIN, 0.0)
+        self._meter.count_early(
+            EarlyUse(
+                engine_steps=1,
+                checked=checked.drafted,
+                stood=settled.accepted_tokens,
+                seconds=elapsed_s,
+                saved_s=saved_s,
+            )
+        )
+        if self._on_step is not None:
+            record = EngineStepRecord(
+                at_s=now_s,
+                running=decoding,
+                context_tokens=load.context_tokens,
+                strategy=PLAIN,
+                drafted=0,
+                accepted=0,
+                emitted=emitted,
+                elapsed_s=elapsed_s,
+                draft_s=0.0,
+                prefill_tokens=plan.prefill_tokens,
+                checked=checked.drafted,
+            )
+            self._on_step(record)
+        return ended
+
+    def _cut_between(self, plan: StepPlan, occupancy: Occupancy, now_s: float) -> EngineWindow | None:
+        """The window that ends because the step at hand is an evaluation's and those before were not, or the other way
+        round."""
+        if plan.slots is not self._slots:  # the same array while it is the same requests
+            self._slots, self._evaluation = plan.slots, bool(self._table.evaluation[plan.slots].any())
+        meter = self._meter
+        ended = meter.cut(now_s, occupancy) if meter.engine_steps and meter.evaluation != self._evaluation else None
+        meter.evaluation = self._evaluation
+        return ended
 
     def count(
         self,
@@ -78,11 +145,8 @@ class StepAccount:
         elapsed_s = self._timer() - self._start_s
         typical = undisturbed and not (plan.prefill_tokens or self._fresh_weights)
         self._fresh_weights = False
-        if plan.slots is not self._slots:  # the same array while it is the same requests
-            self._slots, self._evaluation = plan.slots, bool(self._table.evaluation[plan.slots].any())
+        ended = self._cut_between(plan, occupancy, now_s)
         evaluation = self._evaluation
-        ended = meter.cut(now_s, occupancy) if meter.engine_steps and meter.evaluation != evaluation else None
-        meter.evaluation = evaluation
         expected_s: float | None = None
         reason: Reason | None = None
         if policy is not None and decoding:
@@ -120,6 +184,8 @@ class StepAccount:
             )
             policy.record(rest)
         timed_s = elapsed_s if typical else 0.0
+        if policy is None and typical:  # what early text will be compared with
+            self._plain_s[decoding.bit_length()] = elapsed_s
         meter.count(now_s, plan.prefill_tokens, emitted, decoding, occupancy.running, strategy, timed_s)
         if policy is not None and reason is not None:
             meter.count_choice(reason, policy.advantage if reason is Reason.PLAIN_IS_FASTER else None)

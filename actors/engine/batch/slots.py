@@ -48,6 +48,7 @@ class SlotTable:
         self.top_p = np.ones(slots, np.float32)
         self.stop = np.full((slots, 1), -1, np.int64)  # [slots, n_stop], padded with -1
         self.rules: list[StopRule | None] = [None] * slots
+        self.early: list[NDArray[np.int32] | None] = [None] * slots
 
     def fill(self, slot: int, request: Request, prefix: Sampled | None, reported_tokens: int, limit: int) -> None:
         """Load a request, `prefix` holding the response tokens that exist already, into a free slot."""
@@ -74,7 +75,7 @@ class SlotTable:
         missing = len(sampling.stop_token_ids) - self.stop.shape[1]
         if missing > 0:
             self.stop = np.pad(self.stop, ((0, 0), (0, missing)), constant_values=-1)
-        self.rules[slot] = request.stop
+        self.rules[slot], self.early[slot] = request.stop, request.early
         self.stop[slot] = -1
         self.stop[slot, : len(sampling.stop_token_ids)] = sampling.stop_token_ids
 

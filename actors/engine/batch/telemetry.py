@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from actors.engine.batch.plan import PromptEntry
 from actors.engine.batch.slots import SlotTable
 from config.strategy import PLAIN, Strategy
-from contracts.rollout import EngineWindow, PromptUse, ReasonUse, StrategyUse
+from contracts.rollout import EarlyUse, EngineWindow, PromptUse, ReasonUse, StrategyUse
 from policies.speculation.policy import Reason
 
 WINDOW_S = 0.2
@@ -50,6 +50,7 @@ class EngineStepRecord:
     prefill_tokens: int
     expected_s: float | None = None  # what it should have taken, by what was known before; of plain steps, of a sample
     reason: Reason | None = None  # why the policy chose the strategy; None: there is no policy, or nothing decoded
+    checked: int = 0  # tokens of early text
 
 
 @dataclass(slots=True)
@@ -123,6 +124,7 @@ class WindowMeter:
         self._reasons: dict[Reason, _Choices] = {}
         self._reason, self._choices = Reason.FIXED, _Choices()  # of the last step
         self._strategy, self._use = PLAIN, _Use()  # of the last step
+        self._early: EarlyUse | None = None
         self._trace: list[tuple[float, int, str]] = []
         self._traced: tuple[float, int, str] = (-TRACE_S, 0, PLAIN.drafter)
 
@@ -177,6 +179,10 @@ class WindowMeter:
         counts.draft_s += draft_s
         counts.saved_s += saved_s
 
+    def count_early(self, use: EarlyUse) -> None:
+        """The step just counted checked early text."""
+        self._early = use if self._early is None else self._early.plus(use)
+
     def count_depths(self, reached: Int64Array, stood: Int64Array) -> None:
         """Of the step just counted: how deep each request's [R] draft was, and how deep it was accepted."""
         self._use.reached.append(reached)
@@ -208,10 +214,11 @@ class WindowMeter:
                 ReasonUse(str(reason), choices.steps, choices.judged, choices.advantage)
                 for reason, choices in self._reasons.items()
             ),
+            early=self._early,
         )
         self.engine_steps = self._prefill_tokens = self._decode_tokens = 0
         self._preempted_before = occupancy.preempted
-        self._uses, self._trace, self._reasons = {}, [], {}
+        self._uses, self._trace, self._reasons, self._early = {}, [], {}, None
         return window
 
     def _note(self, now_s: float, running: int, drafter: str) -> None:

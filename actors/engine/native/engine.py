@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from actors.engine.batch.account import StepAccount
+from actors.engine.batch.early import ROWS, EarlyTexts
 from actors.engine.batch.engine import BatchEngine
 from actors.engine.batch.intake import EngineLimits
 from actors.engine.batch.plan import SlotWatcher, StepPlan, Ticket
@@ -35,6 +36,7 @@ from actors.engine.native.schedule.scheduler import Scheduler
 from actors.handoff.receive import Receiver
 from config.formats import SCALE_SUFFIX, LowBitFormat, Quantization
 from config.rollout import EngineOptions
+from config.strategy import PLAIN
 from contracts.handoff import HandOffError, Offer
 from contracts.rollout import (
     Event,
@@ -139,6 +141,7 @@ class NativeEngine(BatchEngine):
             recorded=recorded,
             keep_rows=self._hidden is not None or self._recording is not None,
             make_memory=make_memory,
+            checked_rows=ROWS,
         )
         self._speculator = Speculator(
             self._table,
@@ -158,7 +161,11 @@ class NativeEngine(BatchEngine):
         self._speculator.new_target(weights_version)
         self._stops = RuleStops(self._table, config.vocab_size)
         prompts = PromptMeter(self._table)
+        # Rejection sampling accepts by other draws than those of plain decoding: early text would change tokens.
+        self._early = None if verification == "rejection" else EarlyTexts(self._table, self._steps, config.vocab_size)
         watchers: list[SlotWatcher] = [self._stops]
+        if self._early is not None:
+            watchers.append(self._early)
         if self._speculator.has_drafters:
             watchers += [self._speculator, prompts]
         if self._recording is not None:
@@ -290,13 +297,19 @@ class NativeEngine(BatchEngine):
         if plan is None:
             return
         load = self._speculator.load_of(plan, self._scheduler.waiting)
-        strategy = self._speculator.choose(load)
         if plan.copies:  # before anything reads them: drafters may
             self._runner.copy_blocks(plan.copies)
-        drafts = self._speculator.draft(plan, strategy, self._scheduler.reserve_drafts)
+        checked = None if self._early is None else self._early.draft(plan, self._scheduler.reserve_drafts)
+        strategy = PLAIN if checked is not None else self._speculator.choose(load)
+        drafts = checked or self._speculator.draft(plan, strategy, self._scheduler.reserve_drafts)
         draws = self._runner.run(plan, drafts)
-        settled = self._enter(plan, draws, drafts)
+        settled = self._enter(plan, draws, drafts, checked)
         self._speculator.drew(settled.new_tokens)
+        if self._early is not None:
+            self._early.drew(plan)
+        if checked is not None:
+            self._tell(self._account.checked(plan, load, checked, settled, self._scheduler, now_s))
+            return
         undisturbed = not (plan.copies or draws.captured or self._speculator.captured)
         window = self._account.count(
             plan, strategy, load, drafts, settled, self._scheduler, now_s, undisturbed=undisturbed
@@ -323,14 +336,19 @@ class NativeEngine(BatchEngine):
                     raise ValueError(f"request {event.request_id}: {event.reason}")
         return rollouts
 
-    def _enter(self, plan: StepPlan, draws: Draws, drafts: StepDrafts | None) -> Settled:
-        """Enter what was computed and drawn into the table; end and report requests."""
+    def _enter(
+        self, plan: StepPlan, draws: Draws, drafts: StepDrafts | None, checked: StepDrafts | None = None
+    ) -> Settled:
+        """Enter what was computed and drawn into the table; end and report requests. `checked`: the drafts, where they
+        are early text."""
         keeping = self._hidden is not None or self._recording is not None
         first = self._table.computed[plan.slots] if keeping else None
         settled = self._steps.settle(
             plan, draws.tokens, draws.logprobs, draws.logprobs_t1, drafts, self._progress_every_tokens
         )
         settled = self._stops.apply(plan, settled)
+        if checked is not None and self._early is not None:
+            self._early.uncount(plan, checked, settled)
         if settled.moves is not None:
             self._runner.compact(settled.moves)
         if first is not None:

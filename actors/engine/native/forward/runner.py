@@ -52,11 +52,12 @@ class ModelRunner:
         recorded: tuple[int, ...] = (),
         keep_rows: bool = True,
         make_memory: MakeMemory = kv_memory,
+        checked_rows: int = 0,
     ) -> None:
         """recorded: layers whose outputs stand before the final state in `Draws.rows`. keep_rows: somebody reads them.
-        make_memory: what holds the KV cache."""
+        make_memory: what holds the KV cache. checked_rows: of early text in a step that drafts nothing else."""
         self._recorded = recorded
-        self._steps, self._rejection = steps, rejection
+        self._steps, self._rejection, self._checked_rows = steps, rejection, checked_rows
         parameter = next(model.parameters())
         device = parameter.device
         self.model, self._table, self._chunk_tokens = model, table, chunk_tokens
@@ -98,7 +99,7 @@ class ModelRunner:
     def resize(self, max_nodes: int) -> None:
         """Make room for up to `max_nodes` drafted tokens per request and step."""
         slots = len(self._table.length)
-        max_rows = slots * (1 + max_nodes) + self._chunk_tokens
+        max_rows = slots + max(slots * max_nodes, self._checked_rows) + self._chunk_tokens
         self._no_cutoff = torch.full((max_rows,), -torch.inf)
         self._steps.resize(max_rows, slots * (1 + max_nodes) ** 2)
         if self._device_steps is not None:

@@ -1,0 +1,245 @@
+"""Early text: whatever it is, tokens and log-probs are those of a run without it; what is right saves steps."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from actors.data.stop_strings import compile_marker
+from actors.engine.batch.early import EarlyTexts
+from actors.engine.batch.step.reference import NumpySteps
+from actors.engine.batch.telemetry import EngineStepRecord
+from actors.engine.native import engine as engine_module
+from actors.engine.native.engine import NativeEngine
+from config.formats import low_bit_format
+from config.strategy import Strategy
+from contracts.rollout import EngineWindow, Marker, Request, Rollout, SamplingParams, StopRule
+from models.checkpoint import init_model, load_model, save_model
+from models.transformer import Transformer
+from policies.speculation.policy import FixedPolicy
+from tests.engine.support import (
+    FAMILIES,
+    VOCAB,
+    as_prefix,
+    assert_same,
+    drain,
+    make_requests,
+    options_of,
+    rollouts,
+    run,
+    tiny_model,
+    write_config,
+)
+from tests.engine.test_graphs import FakeGraphCapture, assert_same_tokens
+from tests.engine.test_speculation import Oracle
+from tests.engine.test_trees import RandomTrees
+
+
+class Recorded:
+    """An engine, with what its steps did."""
+
+    def __init__(self, model: Transformer, strategy: str = "", drafter: object = None, **options: object) -> None:
+        self.records: list[EngineStepRecord] = []
+        policy = FixedPolicy(Strategy.parse(strategy)) if strategy else None
+        drafters = {"test": drafter} if strategy else {}
+        self.core = NativeEngine(
+            model, options_of(**options), drafters=drafters, policy=policy, on_step=self.records.append
+        )
+
+    @property
+    def checked(self) -> int:
+        return sum(record.checked for record in self.records)
+
+
+def marker(texts: list[bytes]) -> Marker:
+    return compile_marker(texts, [bytes([ord("a") + i]) for i in range(VOCAB)])
+
+
+def with_early(requests: Sequence[Request], texts: dict[int, np.ndarray]) -> list[Request]:
+    return [replace(request, early=texts.get(request.request_id)) for request in requests]
+
+
+def answers(found: dict[int, Rollout]) -> dict[int, np.ndarray]:
+    return {request_id: rollout.tokens for request_id, rollout in found.items()}
+
+
+def spoilt(found: dict[int, Rollout], seed: int) -> dict[int, np.ndarray]:
+    """Right up to somewhere, then anything: wrong, too long, ended early, empty, nothing at all."""
+    rng, texts = np.random.default_rng(seed), {}
+    for request_id, rollout in found.items():
+        text = rollout.tokens.copy()
+        match int(rng.integers(7)):
+            case 0:
+                text[rng.integers(len(text))] = rng.integers(VOCAB)
+            case 1:
+                text = text[: rng.integers(len(text) + 1)]
+            case 2:
+                text = np.concatenate([text, rng.integers(0, VOCAB, 300).astype(np.int32)])
+            case 3:
+                text = rng.integers(0, VOCAB, rng.integers(1, 90)).astype(np.int32)
+            case 4:
+                text[rng.integers(len(text)) :] = rng.choice([-1, VOCAB, 2**30])
+            case 5:
+                continue
+        texts[request_id] = text
+    return texts
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {"top_k": 9}, {"top_p": 0.9}], ids=str)
+def test_right_text_is_taken_in_a_few_steps(tmp_path: Path, family: str, sampling: dict) -> None:
+    model = tiny_model(tmp_path, family)
+    requests = make_requests(20, prompts=6, seed=11, stop_token_ids=(2, 9), **sampling)
+    plain = Recorded(model, prefill_chunk_tokens=32)
+    expected = run(plain.core, requests)
+    early = Recorded(model, prefill_chunk_tokens=32)
+    assert_same(run(early.core, with_early(requests, answers(expected))), expected)
+    assert early.checked > 0
+    assert len(early.records) < len(plain.records) / 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("low_bit", ["none", "w8a8", "w4a8"])
+@pytest.mark.parametrize("speculation", ["", "chain", "tree"])
+def test_no_text_changes_a_token_in_any_format(
+    tmp_path: Path, dtype: torch.dtype, low_bit: str, speculation: str
+) -> None:
+    wide = {"hidden_size": 128, "intermediate_size": 192, "head_dim": 32, "initializer_range": 0.15}
+    save_model(init_model(write_config(tmp_path / "config", "qwen3", **wide), 1), tmp_path / "model")
+    model = load_model(
+        tmp_path / "model", dtype=dtype, low_bit=None if low_bit == "none" else low_bit_format(low_bit, "cpu")
+    )
+    requests = make_requests(24, prompts=8, seed=5, stop_token_ids=(2, 9), top_p=0.95)
+    expected = run(Recorded(model).core, requests)
+    drafter = {"": None, "chain": Oracle(expected, spoil=True), "tree": RandomTrees(expected, 0.6)}[speculation]
+    strategy = {"": "", "chain": "test:4", "tree": "test:3x2/7"}[speculation]
+    for seed in range(3):
+        texts = spoilt(expected, seed)
+        engine = Recorded(model, strategy, drafter, max_running=6, prefill_chunk_tokens=32)
+        assert_same(run(engine.core, with_early(requests, texts)), expected)
+        assert engine.checked > 0
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Transformer:
+    return tiny_model(tmp_path_factory.mktemp("early"))
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.data())
+def test_any_text_under_any_rule_beside_any_prefix_and_little_memory(model: Transformer, data: st.DataObject) -> None:
+    seed = data.draw(st.integers(0, 1000))
+    rules = [
+        None,
+        StopRule(strings=marker([b"d", b"fh"])),
+        StopRule(answer=marker([b"e"]), grace_tokens=2, give_up_at_tokens=9, keep=0.5),
+    ]
+    requests = [
+        replace(request, stop=data.draw(st.sampled_from(rules)))
+        for request in make_requests(9, prompts=4, seed=seed, stop_token_ids=(2,), temperature=2.0)
+    ]
+    expected = run(Recorded(model).core, requests)
+    texts = spoilt(expected, data.draw(st.integers(0, 1000)))
+    early = [
+        replace(
+            request,
+            prefix=as_prefix(expected[request.request_id], data.draw(st.integers(0, 5)))
+            if data.draw(st.booleans())
+            else None,
+        )
+        for request in with_early(requests, texts)
+    ]
+    engine = Recorded(
+        model, kv_tokens=data.draw(st.sampled_from([128, 4096])), max_running=data.draw(st.integers(1, 9))
+    )
+    assert_same(run(engine.core, early), expected)
+
+
+def test_native_and_numpy_check_alike(model: Transformer, monkeypatch: pytest.MonkeyPatch) -> None:
+    requests = make_requests(12, prompts=4, seed=3, stop_token_ids=(2, 9))
+    expected = run(Recorded(model).core, requests)
+    texts = spoilt(expected, 1)
+    native = Recorded(model)
+    assert_same(run(native.core, with_early(requests, texts)), expected)
+    monkeypatch.setattr(engine_module, "step_arrays", NumpySteps)
+    numpy = Recorded(model)
+    assert_same(run(numpy.core, with_early(requests, texts)), expected)
+    assert [(r.checked, r.emitted) for r in native.records] == [(r.checked, r.emitted) for r in numpy.records]
+
+
+def test_hostile_text_costs_a_request_one_check(model: Transformer) -> None:
+    requests = make_requests(4, seed=1, max_new_tokens=30, temperature=3.0)
+    expected = run(Recorded(model).core, requests)
+    wrong = {}
+    for request_id, tokens in answers(expected).items():
+        wrong[request_id] = (tokens + 1) % VOCAB
+        wrong[request_id][0] = tokens[0]  # drawn with the prompt: else the text is dropped before any check
+    engine = Recorded(model)
+    assert_same(run(engine.core, with_early(requests, wrong)), expected)
+    assert sum(record.checked > 0 for record in engine.records) == 1
+
+
+def test_new_weights_check_text_anew_and_aborts_keep_what_stood(model: Transformer) -> None:
+    requests = make_requests(3, seed=2, max_new_tokens=60)
+    expected = run(Recorded(model).core, requests)
+    core = Recorded(model, prefill_chunk_tokens=16).core
+    core.submit(with_early(requests, answers(expected)))
+    events = [event for _ in range(5) for event in core.step()]
+    core.abort([request.request_id for request in requests])
+    for request_id, rollout in rollouts([*events, *drain(core)]).items():
+        assert rollout.tokens.tolist() == expected[request_id].tokens[: len(rollout.tokens)].tolist()
+
+
+def test_graphs_hold_no_check_and_lose_none(model: Transformer) -> None:
+    """Steps that check run eagerly beside captured ones, which go on afterwards."""
+    requests = make_requests(12, prompts=4, seed=6, max_new_tokens=30)
+    expected = run(Recorded(model).core, requests)
+    policy = FixedPolicy(Strategy.parse("test:3"))
+    drafters = {"test": Oracle(expected)}
+    core = NativeEngine(model, options_of(), drafters=drafters, policy=policy, graph_capture=FakeGraphCapture())
+    assert_same_tokens(run(core, with_early(requests, spoilt(expected, 2))), expected)
+
+
+def test_a_window_says_what_was_checked_and_what_stood(model: Transformer) -> None:
+    requests = make_requests(6, seed=4, max_new_tokens=30)
+    expected = run(Recorded(model).core, requests)
+    core = Recorded(model).core
+    core.submit(with_early(requests, answers(expected)))
+    uses = [event.early for event in drain(core) if isinstance(event, EngineWindow) and event.early is not None]
+    drawn = sum(len(rollout.tokens) for rollout in expected.values())
+    assert 0 < sum(use.stood for use in uses) == sum(use.checked for use in uses) <= drawn
+
+
+def test_rejection_sampling_ignores_early_text(model: Transformer) -> None:
+    requests = make_requests(6, seed=4, max_new_tokens=30)
+    core = NativeEngine(model, options_of(), verification="rejection")
+    expected = run(core, requests)
+    again = NativeEngine(model, options_of(), verification="rejection")
+    assert_same(run(again, with_early(requests, answers(expected))), expected)
+
+
+@pytest.mark.parametrize(("count", "served", "each"), [(4, 4, 16), (40, 16, 4)])
+def test_rows_are_shared_by_the_requests_that_have_text(model: Transformer, count: int, served: int, each: int) -> None:
+    request = Request(
+        request_id=0,
+        prompt_id=0,
+        prompt_tokens=np.array([1], np.int32),
+        noise_key=1,
+        sampling=SamplingParams(100),
+        early=np.ones(100, np.int32),
+    )
+    core = NativeEngine(model, options_of(max_running=count))
+    core.submit([replace(request, request_id=i) for i in range(count)])
+    plan = core._scheduler.schedule(0, 0.0)
+    early = EarlyTexts(core._table, core._steps, VOCAB, rows=64)
+    for slot in range(count):
+        early.begin(slot, None)
+    assert plan is not None
+    drafts = early.draft(plan, core._scheduler.reserve_drafts)
+    assert drafts is not None
+    assert sorted(drafts.counts.tolist()) == [0] * (count - served) + [each] * served
