@@ -22,7 +22,7 @@ BOOKKEEPING = frozenset({"step", "kind"})
 # Who did the work, in how many engine steps, with which drafts: chosen by measured time, and free to choose (lossless).
 BY_THE_CLOCK = (
     "engine/", "speculation/", "drafter/", "recording/", "logprob_gap/worker/", "rollouts/reissued", "workers/lost",
-    "weights/", "learner/", "fleet/",
+    "weights/", "learner/", "fleet/", "lookahead/",
 )  # fmt: skip
 
 

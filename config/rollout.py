@@ -175,6 +175,10 @@ class RolloutOptions(BaseModel, frozen=True, extra="forbid"):
             remedy="set it to 0",
         ),
     ] = 0
+    lookahead: Annotated[
+        Literal["auto", "off"],
+        Field(description="idle workers sample the next step early; no token changes (docs/concepts/lookahead.md)"),
+    ] = "off"
     partial: PartialOptions = PartialOptions()
     quantization: Annotated[
         Quantization,

@@ -193,6 +193,7 @@ def show_config(
     """Print the resolved configuration with the source of every value, and warn about what this machine lacks."""
     with failures(debug, into_pipe=True):
         from launch.config.bias import biases_of
+        from launch.config.lookahead import no_lookahead
         from launch.config.show import resolved_lines, schema_markdown
 
         if schema:
@@ -211,6 +212,8 @@ def show_config(
             typer.secho(f"warning: {issue}", fg="yellow", err=True)
         for reason in biases_of(loaded.config):
             typer.secho(f"biased: {reason}", fg="yellow", err=True)
+        if loaded.config.rollout.lookahead != "off" and (why := no_lookahead(loaded.config)) is not None:
+            typer.secho(f"rollout.lookahead: off here: {why}", fg="yellow", err=True)
 
 
 @app.command("plan-graphs", cls=WithOverrides)

@@ -30,6 +30,7 @@ from contracts.rollout import (
     WeightsLoaded,
 )
 from contracts.spot import Checkpointed, MicroStep, TrainedWeights, TrainFailed, TrainStopped
+from launch.dispatch.early import EarlySampling
 from launch.dispatch.events import DrafterNews, DrafterPublished, WeightsGone, WorkerMeasured, WorkerSampled
 from launch.dispatch.requests import Requests
 from launch.dispatch.seat import (
@@ -66,11 +67,14 @@ class RolloutDispatcher:
         start_timeout_s: float = 600.0,
         placed: Callable[[str], bool] = lambda name: True,
         refused: Mapping[str, str] = MappingProxyType({}),
+        ahead_meanwhile: bool = False,
     ) -> None:
         """`spawn(name)` makes a worker. `placed(name)`: the worker's place is there; one that waits for it uses up no
-        restart while others are up. `refused`: nodes (ids) where no worker may be now, and why."""
-        self._context = context
-        self._requests = Requests(max_retries=options.max_retries, context=context)
+        restart while others are up. `refused`: nodes (ids) where no worker may be now, and why. `ahead_meanwhile`:
+        workers look ahead (`early`) outside of runs too."""
+        self._context, self._options = context, options
+        self.early = EarlySampling(meanwhile=ahead_meanwhile)
+        self._requests = Requests(max_retries=options.max_retries, context=context, early=self.early)
         self._seats = Seats(options, context, self._requests)
         self._workers = Workers(
             spawn,
@@ -128,6 +132,7 @@ class RolloutDispatcher:
 
         Returns when every worker that is up holds them, how many that are; one that fails or is too slow is lost, and
         gets them when it is back. Raises StaleWeightsError, NoWorkersError."""
+        self._stop_early()
         self._workers.loading.set(Weights(manifest, ref))
         self._hear_of_drafters()
         return sum(seat.state is SeatState.READY for seat in self._seats.by_name.values())
@@ -140,6 +145,7 @@ class RolloutDispatcher:
         """As `set_weights`, piece by piece from the learner's devices; `send(receivers)` begins it. Who does not get
         them, or starts meanwhile, loads them from the object store at the end. `to_trainers`: workers train drafters.
         Raises as `set_weights`, and what the learner's end raises."""
+        self._stop_early()
         handed = self._workers.loading.hand_over(send, to_trainers=to_trainers)
         self._hear_of_drafters()
         return handed
@@ -149,6 +155,7 @@ class RolloutDispatcher:
         self._requests.begin(requests)
         self._workers.begin_run()
         self._requests.assign(self._seats.by_name)
+        self._look_ahead(self._seats.by_name.values())
 
     @property
     def done(self) -> bool:
@@ -165,6 +172,8 @@ class RolloutDispatcher:
             if abort:
                 self.abort_all()
         finally:
+            if abort or not self.early.meanwhile:
+                self._stop_early()
             self._workers.end_run()
             self._requests.end()
         return self._requests.stats(interrupted=abort)
@@ -180,6 +189,15 @@ class RolloutDispatcher:
         self._seats.require_one()
         self._hear_of_drafters()
         self._context.loop.turn()
+
+    def _look_ahead(self, seats: Iterable[Seat]) -> None:
+        if self._seats.running or self.early.meanwhile:
+            most = self._options.engine.max_running
+            self._requests.look_ahead(seats, most=most, workers=len(self._seats.by_name))
+
+    def _stop_early(self) -> None:
+        for seat in self._seats.by_name.values():
+            self._requests.stop_early(seat)
 
     def sleep(self, timeout_s: float) -> dict[str, str]:
         """Have all engines release their KV cache until they get work. Why some did not, by worker; one that is lost
@@ -291,6 +309,7 @@ class RolloutDispatcher:
             case Finished(rollout):
                 self._workers.progressed(seat)
                 self._requests.finish(seat, rollout)
+                self._look_ahead((seat,))
             case Progress(request_id, delta):
                 self._workers.progressed(seat)
                 self._requests.progress(seat, request_id, delta)
@@ -300,7 +319,9 @@ class RolloutDispatcher:
                 if event.decode_tokens or event.prefill_tokens:
                     self._workers.progressed(seat)
                 self._requests.preempted(event.preempted)
-                seat.spans.window(event)
+                if event.early is not None and not event.evaluation:
+                    self.early.used(event.early)
+                seat.spans.window(event, "early" if self.early.holds(seat.name) else "decode")
                 self._context.loop.tell(WorkerSampled(seat.name, event))
             case PassEvent():
                 self._context.loop.tell(WorkerMeasured(seat.name, event))

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from actors.context import Context
 from contracts.engine import Abort, Submit
 from contracts.rollout import FinishReason, Request, Rollout, Sampled
+from launch.dispatch.early import EarlySampling, is_early
 from launch.dispatch.errors import StaleWeightsError
 from launch.dispatch.events import RolloutEnded, WorkerChanged
 from launch.dispatch.ledger import FailedRequest, Ledger
@@ -16,8 +17,8 @@ from launch.dispatch.stats import DispatchStats, DispatchTally
 class Requests:
     """Requests of one dispatcher, one run after the other. Each end is posted as a RolloutEnded."""
 
-    def __init__(self, *, max_retries: int, context: Context) -> None:
-        self._max_retries, self._context = max_retries, context
+    def __init__(self, *, max_retries: int, context: Context, early: EarlySampling) -> None:
+        self._max_retries, self._context, self.early = max_retries, context, early
         self._version: int | None = None  # of the weights that every worker shall hold, if any
         self._heard = False  # somebody waits for what ends
         self._ledger = Ledger([], max_retries=0)
@@ -31,7 +32,7 @@ class Requests:
     def begin(self, requests: Sequence[Request]) -> None:
         """A run starts; workers are to be offered anew. Raises ValueError: two requests with one id."""
         self._tally = DispatchTally(begin_s=self._context.clock())
-        self._ledger = Ledger(requests, max_retries=self._max_retries)
+        self._ledger = Ledger(self.early.begin(requests), max_retries=self._max_retries)
         self._heard = True
 
     def abort_all(self) -> None:
@@ -76,7 +77,26 @@ class Requests:
             seat = seats[name]
             if len(self._ledger.running(name)) == len(requests):
                 seat.progress_s = self._context.clock()  # it was idle: its silence counts from now
+            self.stop_early(seat)
             seat.give(Submit(tuple(requests)))
+
+    def look_ahead(self, seats: Iterable[Seat], *, most: int, workers: int) -> None:
+        """Those of these workers that have nothing to decode, while nothing waits, sample the next step: at most `most`
+        requests each, shared with `workers`."""
+        if not self.early.wanting or self._ledger.waiting or self.aborting:
+            return
+        if self._ledger.done and not self.early.meanwhile:
+            return
+        for seat in seats:
+            if seat.state is not SeatState.READY or seat.retiring or self._ledger.running(seat.name):
+                continue
+            if requests := self.early.give(seat.name, most, workers):
+                seat.give(Submit(requests))
+
+    def stop_early(self, seat: Seat) -> None:
+        """It gets real work, or new weights, before it takes another step."""
+        if ids := self.early.take_back(seat.name):
+            seat.give(Abort(ids))
 
     def abort(self, request_ids: Iterable[int], seats: Mapping[str, Seat]) -> None:
         """See RolloutDispatcher.abort."""
@@ -99,6 +119,8 @@ class Requests:
 
     def progress(self, seat: Seat, request_id: int, delta: Sampled) -> None:
         """The worker has sampled so much more of it."""
+        if is_early(request_id):
+            return  # it comes as a whole
         self._ledger.progress(seat.name, request_id, delta)
 
     def preempted(self, count: int) -> None:
@@ -107,11 +129,17 @@ class Requests:
 
     def reject(self, seat: Seat, request_id: int, reason: str) -> None:
         """The worker's engine cannot sample it."""
+        if is_early(request_id):
+            self.early.rejected(seat.name, request_id)
+            return
         if (failure := self._ledger.reject(seat.name, request_id, reason)) is not None:
             self._context.observer.event("request_rejected", f"request {failure.request_id}: {failure.reason}")
 
     def finish(self, seat: Seat, rollout: Rollout) -> None:
         """The worker says that one has ended. Raises StaleWeightsError."""
+        if is_early(rollout.request_id):
+            self.early.finished(seat.name, rollout)
+            return
         if seat.state is SeatState.LEAVING and rollout.finish_reason is FinishReason.ABORT:
             self._ledger.hand_back(seat.name, rollout)
             seat.handed_back.add(rollout.request_id)
@@ -135,6 +163,7 @@ class Requests:
         """What the worker holds waits for others, and its loss is told, unless it was; those of its rollouts that turn
         out to be complete."""
         wall_s = self._context.wall()
+        self.early.lost(seat.name)
         loss = self._ledger.lose(
             seat.name,
             reason,
@@ -162,6 +191,7 @@ class Requests:
 
     def _ended(self, worker: str, rollout: Rollout) -> None:
         self._tally.finished(worker, rollout)
+        self.early.ended(rollout)
         if self._heard:
             self._context.loop.tell(RolloutEnded(rollout))
 

@@ -26,11 +26,12 @@ class WorkerSpans:
         self._covered_s = max(self._covered_s, now_s)
         self._in_run = True
 
-    def window(self, window: EngineWindow) -> None:
+    def window(self, window: EngineWindow, kind: str = "decode") -> None:
+        """`kind`: what its steps did."""
         start_s = max(window.start_s, self._covered_s)  # the last window of a run may come after its end
         if window.engine_steps == 0 or window.end_s <= start_s:
             return
-        self._write(self._decoding.add(self._worker, "decode", start_s, window.end_s))
+        self._write(self._decoding.add(self._worker, kind, start_s, window.end_s))
 
     def other(self, kind: str, start_s: float, end_s: float) -> None:
         """Something else than decoding, such as `restart` or `load_weights`."""

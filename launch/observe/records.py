@@ -14,6 +14,7 @@ T = TypeVar("T")
 PHASES = ("rollout", "reward_wait", "learn", "publish", "sync")  # parts of seconds["step"]
 SPAN_KINDS = (
     "decode",
+    "early",
     "idle",
     TRAIN_SPAN,
     "load_weights",

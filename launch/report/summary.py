@@ -91,6 +91,7 @@ class RunSummary:
     speculation: SpeculationSummary | None = None  # None: it was off
     drafter: DrafterSummary | None = None  # None: none was trained
     token_budget: TokenBudgetSummary | None = None  # None: neither a budget, nor early ends, nor skipped prompts
+    lookahead: str | None = None  # what idle workers' early samples brought, in words; None: nobody looked ahead
     objective: str | None = None  # its name
     own_code: str | None = None  # the user's loss, advantages and drafters, with their paths
     groups_refilled: int | None = None  # sampled in further rounds; None: no dynamic sampling
@@ -140,6 +141,7 @@ def summarise(run_dir: Path) -> RunSummary:
         **_precision(run_dir),
         eval_masters=_masters(rows, evals),
         speculation=speculation_summary(speculated),
+        lookahead=lookahead_text(steps),
         drafter=drafter_summary(read(run_dir / "drafter.jsonl"), speculated),
         token_budget=token_budget_summary(steps, read(run_dir / "budget.jsonl"), events),
         objective=_text(run_options(run_dir, "objective").get("name")),
@@ -168,6 +170,18 @@ def _masters(rows: Sequence[Mapping[str, Any]], evals: Sequence[tuple[int, float
 
 def _model(folder: Path) -> str | None:
     return str(folder) if (folder / "config.json").is_file() else None
+
+
+def lookahead_text(steps: Sequence[Mapping[str, Any]]) -> str | None:
+    """From the records of RL steps; None where nothing was sampled ahead."""
+    sampled = round(math.fsum(numbers(steps, "lookahead/sampled_tokens")))
+    if not sampled:
+        return None
+    given = math.fsum(numbers(steps, "lookahead/tokens"))
+    stood = math.fsum(s["lookahead/tokens"] * s["lookahead/stood"] for s in steps if "lookahead/stood" in s)
+    won_s = math.fsum(numbers(steps, "lookahead/won_s"))
+    stands = f"; of {given:.0f} that were checked {100 * stood / given:.0f} % stood" if given else ""
+    return f"{sampled} tokens sampled ahead{stands}; {abs(won_s):.1f} engine seconds {'won' if won_s >= 0 else 'lost'}"
 
 
 def speculation_summary(records: Sequence[Mapping[str, Any]]) -> SpeculationSummary | None:
@@ -280,6 +294,8 @@ def summary_table(summary: RunSummary) -> Table:
         table.add_row("speculation", speculation_text(summary.speculation))
         if why := mostly_off(summary.speculation):
             table.add_row("speculation was", why)
+    if summary.lookahead is not None:
+        table.add_row("lookahead", summary.lookahead)
     if summary.drafter is not None:
         table.add_row("drafter", drafter_text(summary.drafter))
     if summary.logprob_gap_mean is not None:

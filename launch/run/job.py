@@ -21,6 +21,7 @@ from launch.observe import Observer, SpeculationMeter
 from launch.run.ahead import Responses
 from launch.run.collect import Collector, Round
 from launch.run.inputs import HeldOut
+from launch.run.lookahead import Lookahead
 from launch.run.partial import Carried
 from launch.run.phases import SharedMemory
 from launch.run.publish import Published, Publisher
@@ -53,6 +54,7 @@ class Job:
     skip: Skipping | None = None  # None: no prompt is passed over
     speculation: SpeculationMeter | None = None  # None: it is off
     drafter: DrafterTraining | None = None  # None: no drafter is trained
+    lookahead: Lookahead | None = None  # None: idle workers sample nothing of the next step
     steps_done: int = 0
     ahead: list[Round] | None = None  # the next step's responses, where those are sampled while this one is learned
     carried: list[Carried] = field(default_factory=list)  # by rollout.partial, into the next sampling

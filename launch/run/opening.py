@@ -28,6 +28,7 @@ from launch.cluster.session import attaches
 from launch.cluster.versions import AllVouched, NodeVersions
 from launch.config import Config
 from launch.config.bias import biases_of
+from launch.config.lookahead import ahead_meanwhile, no_lookahead
 from launch.config.memory import adapter_parameters, fitted
 from launch.config.paths import tokenizer_dir
 from launch.context import RunContext
@@ -45,6 +46,7 @@ from launch.run.collect import Collector
 from launch.run.episodes import EpisodeRunner
 from launch.run.inputs import Inputs, load_inputs
 from launch.run.job import Job, prompt_skip
+from launch.run.lookahead import Lookahead
 from launch.run.phases import SharedMemory
 from launch.run.publish import Publisher
 from launch.run.reactions import Reactions
@@ -99,6 +101,7 @@ def open_job(
             start_timeout_s=start_timeout_s,
             placed=placement.there,
             refused=versions.refused,
+            ahead_meanwhile=ahead_meanwhile(config),
         )
         stack.callback(dispatcher.close)
         environments = player = None
@@ -141,6 +144,10 @@ def open_job(
             speculation=meter,
             drafter=drafter,
         )
+        if no_lookahead(config) is None:
+            job.lookahead = Lookahead(
+                early=dispatcher.early, config=config, prompts=job.prompts, sampling=job.sampling, stop=job.stop
+            )
         reactions = Reactions(job, fleet, rewards, environments, versions, calibrations)
         context.loop.react_with(reactions)
         learner.start()
@@ -214,6 +221,9 @@ def announce(context: RunContext, inputs: Inputs, note: str) -> None:
         event("not_repeatable", reason)
     if note:
         event("self_drafter", note)
+    if config.rollout.lookahead != "off":
+        reason = no_lookahead(config)
+        event("lookahead", "idle workers sample the next step" if reason is None else f"off: {reason}")
     for reason in biases_of(config):
         event("biased", reason)
     if config.rollout.quantization != "none":

@@ -75,7 +75,8 @@ def record_step(job: Job, notes: StepNotes, handed: Published) -> None:
             | handed.metrics
             | learner_metrics
             | (job.fleet.take() if job.fleet is not None else {})
-            | (job.notices.take() if job.notices is not None else {}),
+            | (job.notices.take() if job.notices is not None else {})
+            | (job.lookahead.take() if job.lookahead is not None else {}),
             seconds={
                 "rollout": sum(collected.rollout_s for collected in notes.sampled),
                 "reward_wait": sum(collected.reward_wait_s for collected in notes.sampled),

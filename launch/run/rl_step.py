@@ -144,6 +144,8 @@ def sample_round(
     )
     if parted := partial_.tokens_per_step is not None or bool(carried):
         batch = segments(batch, carried, partial_, last=step >= job.config.run.steps)
+    if job.lookahead is not None:
+        job.lookahead.plan(job.order, job.lengths, step)
     phase = "refill" if refill else "rollout"
     collected = job.collector.run(batch, phase, step=step, same_step=refill, to_the_end=to_the_end, spare=True)
     if parted:

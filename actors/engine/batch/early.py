@@ -98,3 +98,5 @@ class EarlyTexts:
             slots = plan.slots[plan.samples]
             self._table.drafted[slots] -= checked.counts[plan.samples]
             self._table.accepted[slots] -= settled.accepted
+        if settled.emitted is not None:  # nor are the steps that it spared
+            self._table.spared_steps[plan.slots[plan.samples]] -= settled.emitted - 1

@@ -1,0 +1,158 @@
+"""What idle workers sample of the next RL step, with the weights they have (`rollout.lookahead`). Sans-IO: no Ray.
+
+Owns the requests to look ahead at, who has which of them, and the text that came of them. The text goes with the real
+request as `Request.early`, which an engine checks and never trusts. So everything here may be lost: that costs time.
+
+Ids count from FIRST_ID, where no batch has any: whatever a worker says of such an id comes here, and the ledger of real
+requests never has it. Engines take such requests for an evaluation's: drafters do not learn from them, nothing of them
+is recorded, and no window has steps of both kinds.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+
+import numpy as np
+
+from contracts.rollout import EarlyUse, FinishReason, IntArray, Request, Rollout
+
+FIRST_ID = 1 << 40
+
+
+def is_early(request_id: int) -> bool:
+    return request_id >= FIRST_ID
+
+
+@dataclass(slots=True, kw_only=True)
+class EarlyTally:
+    """Since it was taken last, of real requests that have ended."""
+
+    sampled: int = 0  # tokens sampled ahead
+    responses: int = 0  # that came with early text
+    tokens: int = 0  # of their early text
+    stood: int = 0  # of those, before the first difference
+    drawn: int = 0  # tokens of those responses
+    use: EarlyUse = field(default_factory=EarlyUse)
+
+
+class EarlySampling:
+    """Of one dispatcher. Without a plan it does nothing."""
+
+    def __init__(self, *, meanwhile: bool = False) -> None:
+        """`meanwhile`: workers look ahead outside of runs too, since nobody else needs what they run on."""
+        self.meanwhile = meanwhile
+        self.tally = EarlyTally()
+        self._planned: Sequence[Request] | None = None
+        self._waiting: OrderedDict[int, Request] = OrderedDict()  # by noise key, in the order of the prompts
+        self._wanted: dict[int, Request] = {}  # the plan, by noise key, without what was asked for since
+        self._held: dict[str, dict[int, Request]] = {}  # by worker, by id
+        self._aborted: dict[int, Request] = {}  # by id: their text is on its way
+        self._texts: dict[int, IntArray] = {}  # by noise key
+        self._given: dict[int, IntArray] = {}  # real requests of the present run, by id
+        self._ids = count(FIRST_ID)
+
+    def plan(self, requests: Sequence[Request]) -> None:
+        """From the next run on: samples that are sure to be asked for in the run after it, in their order."""
+        self._planned = requests
+
+    def begin(self, requests: Sequence[Request]) -> list[Request]:
+        """A run starts: its requests, with the early text that there is."""
+        self._given.clear()
+        ready = [self._with_text(request) for request in requests]
+        if self._planned is not None:
+            wanted = {request.noise_key: request for request in self._planned}
+            running = [*self._held.values(), self._aborted]
+            flying = {request.noise_key for some in running for request in some.values()}
+            self._texts = {key: text for key, text in self._texts.items() if key in wanted}
+            self._waiting = OrderedDict((key, request) for key, request in wanted.items() if key not in flying)
+            self._wanted, self._planned = wanted, None
+        return ready
+
+    def _with_text(self, request: Request) -> Request:
+        self._waiting.pop(request.noise_key, None)
+        self._wanted.pop(request.noise_key, None)
+        text = self._texts.pop(request.noise_key, None)
+        if text is None:
+            return request
+        self._given[request.request_id] = text
+        return replace(request, early=text)
+
+    @property
+    def wanting(self) -> bool:
+        """There is something to look ahead at."""
+        return bool(self._waiting)
+
+    def holds(self, worker: str) -> bool:
+        """The worker looks ahead."""
+        return bool(self._held.get(worker))
+
+    def give(self, worker: str, most: int, workers: int) -> tuple[Request, ...]:
+        """What the idle worker, one of so many, samples next, at most `most` at once. Text that there is already is
+        checked and gone on from."""
+        held = self._held.setdefault(worker, {})
+        share = min(most, max(1, -(-(len(self._waiting) + sum(map(len, self._held.values()))) // max(workers, 1))))
+        if 2 * len(held) > share:
+            return ()
+        given = []
+        while self._waiting and len(held) < share:
+            key, request = self._waiting.popitem(last=False)
+            early = replace(request, request_id=next(self._ids), evaluation=True, early=self._texts.get(key))
+            held[early.request_id] = early
+            given.append(early)
+        return tuple(given)
+
+    def take_back(self, worker: str) -> tuple[int, ...]:
+        """Ids that the worker is to abort: it gets real work, or new weights. They come back by `finished`."""
+        held = self._held.pop(worker, {})
+        self._aborted |= held
+        return tuple(held)
+
+    def lost(self, worker: str) -> None:
+        """The worker is, and with it what it had sampled."""
+        for request in self._held.pop(worker, {}).values():
+            self._again(request)
+
+    def _again(self, request: Request) -> None:
+        """Unless it was asked for meanwhile, before all others: they come in the order of their prompts."""
+        if request.noise_key in self._wanted:
+            self._waiting[request.noise_key] = self._wanted[request.noise_key]
+            self._waiting.move_to_end(request.noise_key, last=False)
+
+    def finished(self, worker: str, rollout: Rollout) -> None:
+        """Text of a request that was looked ahead at, whole or as far as it came. Too late, it is dropped."""
+        request = self._held.get(worker, {}).pop(rollout.request_id, None)
+        request = request or self._aborted.pop(rollout.request_id, None)
+        if request is None or request.noise_key not in self._wanted:
+            return
+        if len(rollout.tokens):
+            before = 0 if request.early is None else len(request.early)
+            self.tally.sampled += max(len(rollout.tokens) - before, 0)
+            self._texts[request.noise_key] = rollout.tokens
+        if rollout.finish_reason is FinishReason.ABORT:
+            self._again(request)
+
+    def rejected(self, worker: str, request_id: int) -> None:
+        """The worker's engine cannot sample it: nor can the real one be, which says why."""
+        self._held.get(worker, {}).pop(request_id, None)
+
+    def ended(self, rollout: Rollout) -> None:
+        """A real request has: what stood of its early text?"""
+        text = self._given.pop(rollout.request_id, None)
+        if text is None or rollout.finish_reason is FinishReason.ABORT:
+            return
+        both = min(len(text), len(rollout.tokens))
+        differ = np.flatnonzero(text[:both] != rollout.tokens[:both])
+        tally = self.tally
+        tally.responses, tally.tokens = tally.responses + 1, tally.tokens + len(text)
+        tally.stood += int(differ[0]) if len(differ) else both
+        tally.drawn += len(rollout.tokens)
+
+    def used(self, use: EarlyUse) -> None:
+        """What an engine's steps made of early text, of real requests or of those looked ahead at."""
+        self.tally.use = self.tally.use.plus(use)
+
+    def take(self) -> EarlyTally:
+        """The counts since the last call."""
+        tally, self.tally = self.tally, EarlyTally()
+        return tally
