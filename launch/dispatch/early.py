@@ -47,7 +47,7 @@ class EarlySampling:
         self._waiting: OrderedDict[int, Request] = OrderedDict()  # by noise key, in the order of the prompts
         self._wanted: dict[int, Request] = {}  # the plan, by noise key, without what was asked for since
         self._held: dict[str, dict[int, Request]] = {}  # by worker, by id
-        self._aborted: dict[int, Request] = {}  # by id: their text is on its way
+        self._aborted: dict[str, dict[int, Request]] = {}  # likewise: their text is on its way
         self._texts: dict[int, IntArray] = {}  # by noise key
         self._given: dict[int, IntArray] = {}  # real requests of the present run, by id
         self._ids = count(FIRST_ID)
@@ -62,7 +62,7 @@ class EarlySampling:
         ready = [self._with_text(request) for request in requests]
         if self._planned is not None:
             wanted = {request.noise_key: request for request in self._planned}
-            running = [*self._held.values(), self._aborted]
+            running = [*self._held.values(), *self._aborted.values()]
             flying = {request.noise_key for some in running for request in some.values()}
             self._texts = {key: text for key, text in self._texts.items() if key in wanted}
             self._waiting = OrderedDict((key, request) for key, request in wanted.items() if key not in flying)
@@ -87,6 +87,11 @@ class EarlySampling:
         """The worker looks ahead."""
         return bool(self._held.get(worker))
 
+    @property
+    def returning(self) -> bool:
+        """Text of aborted ones is on its way."""
+        return any(self._aborted.values())
+
     def give(self, worker: str, most: int, workers: int) -> tuple[Request, ...]:
         """What the idle worker, one of so many, samples next, at most `most` at once. Text that there is already is
         checked and gone on from."""
@@ -105,13 +110,15 @@ class EarlySampling:
     def take_back(self, worker: str) -> tuple[int, ...]:
         """Ids that the worker is to abort: it gets real work, or new weights. They come back by `finished`."""
         held = self._held.pop(worker, {})
-        self._aborted |= held
+        if held:
+            self._aborted.setdefault(worker, {}).update(held)
         return tuple(held)
 
     def lost(self, worker: str) -> None:
         """The worker is, and with it what it had sampled."""
-        for request in self._held.pop(worker, {}).values():
-            self._again(request)
+        for some in (self._held, self._aborted):
+            for request in some.pop(worker, {}).values():
+                self._again(request)
 
     def _again(self, request: Request) -> None:
         """Unless it was asked for meanwhile, before all others: they come in the order of their prompts."""
@@ -122,7 +129,7 @@ class EarlySampling:
     def finished(self, worker: str, rollout: Rollout) -> None:
         """Text of a request that was looked ahead at, whole or as far as it came. Too late, it is dropped."""
         request = self._held.get(worker, {}).pop(rollout.request_id, None)
-        request = request or self._aborted.pop(rollout.request_id, None)
+        request = request or self._aborted.get(worker, {}).pop(rollout.request_id, None)
         if request is None or request.noise_key not in self._wanted:
             return
         if len(rollout.tokens):
@@ -134,7 +141,8 @@ class EarlySampling:
 
     def rejected(self, worker: str, request_id: int) -> None:
         """The worker's engine cannot sample it: nor can the real one be, which says why."""
-        self._held.get(worker, {}).pop(request_id, None)
+        for some in (self._held, self._aborted):
+            some.get(worker, {}).pop(request_id, None)
 
     def ended(self, rollout: Rollout) -> None:
         """A real request has: what stood of its early text?"""
