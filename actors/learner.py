@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import ray
 
 from actors.identity import log_to
+from actors.pacing import Pacer
 from actors.termination import on_sigterm
 from config.formats import Quantization
 from config.learner import LearnerOptions, OptimizerOptions
@@ -22,6 +23,7 @@ from config.objective import ObjectiveOptions
 from contracts.handoff import Sent, Terms
 from contracts.training import Demonstration, StepResult, TrainSequence
 from models.manifest import TensorSpec, WeightsManifest
+from policies.roofline.pace import Pace
 
 _log = logging.getLogger(__name__)
 
@@ -46,6 +48,7 @@ class LearnerSpec:
     seed: int
     quantization: Quantization  # rollout.quantization
     adapters_only: bool  # see Trainer
+    pace: Pace | None = None  # of experiments
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +87,7 @@ class LearnerRank:
         self._recording_plan: RecordingPlan | None = None
         self._buffer: Any = None
         self._recorded: ray.ObjectRef[Any] | None = None
+        self._pacer = None if spec.pace is None else Pacer(spec.pace, "learner")
         # Before torch is imported. OpenMP threads spin while they wait: long spins cost 2x and more where cores are
         # shared (a supervised step on 2 cores with 3 others busy: 0.31 s, with this 0.14 s), none costs 25 % where they
         # are not (0.041 s, with this 0.043 s, passive 0.052 s).
@@ -173,9 +177,13 @@ class LearnerRank:
     @ray.method
     def train_step(self, sequences: Sequence[TrainSequence], asked: int | None = None) -> StepResult:
         """One RL step on all of these (each rank takes its share)."""
-        recording = self._step_recording()
+        recording, begin_s = self._step_recording(), 0.0 if self._pacer is None else self._pacer.clock()
         temperature = self._spec.temperature
         result = self._ready.rl_step(sequences, temperature=temperature, asked=asked, recording=recording)
+        if self._pacer is not None:
+            tokens = sum(len(sequence.response_tokens) for sequence in sequences)
+            self._pacer.hold("learner", begin_s, self._pacer.pace.learner_s(tokens))
+            self._pacer.write()
         spent = ", ".join(f"{phase} {seconds:.2f} s" for phase, seconds in result.seconds.items())
         _log.info("learned from %d sequences: %s", len(sequences), spent or "nothing to do")
         if recording is not None and recording.records:

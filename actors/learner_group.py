@@ -30,6 +30,7 @@ from config.objective import ObjectiveOptions
 from contracts.handoff import Offer, Sent, Terms, Way
 from contracts.training import Demonstration, StepResult, TrainSequence
 from models.manifest import TensorSpec, WeightsManifest
+from policies.roofline.pace import Pace
 
 GRACE_S = 10.0  # after a first failure: time for the cause to show, since peers of a dead rank fail too, often earlier
 CLOSE_S = 10.0
@@ -90,10 +91,11 @@ class LearnerGroup:
         actor_options: Callable[[int], Mapping[str, Any]] | None = None,
         start_timeout_s: float = 600.0,
         context: Context | None = None,
+        pace: Pace | None = None,
     ) -> None:
         """`actor_options(rank)`: Ray actor options of a rank (placement group, num_cpus, num_gpus, resources).
         `context`: default: of a learner alone, as for a warm start. Its loop is told RanksAwaited about every second
-        until all ranks are up; what the reaction raises ends the start.
+        until all ranks are up; what the reaction raises ends the start. `pace`: of experiments.
 
         Raises LearnerLostError if a rank does not come up, and what the rank raised if it cannot build the model.
         """
@@ -106,6 +108,7 @@ class LearnerGroup:
             seed=seed,
             quantization=quantization,
             adapters_only=adapters_only,
+            pace=pace,
         )
         self._timeout_s, self._context = learner.timeout_s, context or Context()
         self._pings: list[Any] = []  # not answered yet

@@ -10,6 +10,7 @@ from actors.context import Context
 from launch.config import Config
 from launch.interrupt import Interrupt
 from launch.observe import Observer, Span
+from policies.roofline.pace import Pace
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,6 +19,7 @@ class RunContext(Context):
     observer: Observer
     interrupt: Interrupt
     run_dir: Path
+    pace: Pace | None = None  # of experiments
 
     @contextmanager
     def learner_span(self, kind: str) -> Iterator[None]:

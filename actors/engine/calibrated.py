@@ -110,6 +110,8 @@ def calibrated(start: Start, device: str, engine: str = "") -> tuple[CostModel, 
     Raises ModelConfigError, and ValueError where a calibration was demanded and it is another engine's.
     """
     key = calibration_key(start.model, start.options, start.quantization, device, engine)
+    if start.pace is not None:
+        key = key.model_copy(update={"device": start.pace.name})
     own = own_calibration(start, key)
     costs = CostModel(own)
     return costs, PassNews(costs, key, own)

@@ -57,6 +57,9 @@ def build_core(start: Start) -> EngineCore:
         case "vllm":
             from actors.engine.vllm import core as vllm_core
 
+            if start.pace is not None:
+                raise ValueError("rollout.engine.backend=vllm cannot be paced: use the native engine")
+
             return vllm_core.build(start)
         case other:
             assert_never(other)

@@ -17,6 +17,7 @@ from config.speculation import SpeculationOptions
 from contracts.engine import Command
 from contracts.rollout import EngineDiedError, Event
 from policies.calibration.document import Calibration
+from policies.roofline.pace import Pace
 
 NO_SPECULATION = SpeculationOptions(mode="off")
 NOTHING: Mapping[str, str] = {}
@@ -43,6 +44,7 @@ def spawn_engine(
     gpus: Sequence[int] | None = None,
     calibrations: tuple[Calibration, ...] = (),
     calibration_path: str = "",
+    pace: Pace | None = None,
 ) -> RolloutEngine:
     """Start an engine that serves the model at `model_options.path` and wait until it is ready.
 
@@ -53,6 +55,7 @@ def spawn_engine(
     to it as they are read; new ones come as they shall be, with `lora` as adapters of these. `gpus`: all that the child
     sees, by CUDA's numbers on this machine; None: those that this process sees. `calibrations`: it takes its own
     device's, if that is among them; with `calibration_path` it demands that the only one is, which lay there.
+    `pace`: of experiments (policies.roofline.pace).
     Raises EngineStartError with the child's reason, or if it is not ready within `start_timeout_s`.
     """
     start = wire.Start(
@@ -69,6 +72,7 @@ def spawn_engine(
         calibrations=calibrations,
         calibration_path=calibration_path,
         code_paths=tuple(folders()) if speculation.drafters else (),
+        pace=pace,
     )
     environment = {} if options.threads is None else {"OMP_NUM_THREADS": str(options.threads)}
     if gpus is not None:

@@ -7,6 +7,7 @@ from config.model import LoraOptions, ModelOptions
 from config.rollout import EngineOptions
 from config.speculation import SpeculationOptions
 from policies.calibration.document import Calibration
+from policies.roofline.pace import Pace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +27,7 @@ class Start:
     calibrations: tuple[Calibration, ...] = ()  # of this model and precision, of any device
     calibration_path: str = ""  # the file of the only one, where no other will do
     code_paths: tuple[str, ...] = ()  # where else a user's drafters are looked for
+    pace: Pace | None = None  # of experiments: parts last as long as on another device
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from typing import assert_never
 
 import torch
 
+from actors.pacing import Pacer
 from actors.processes.child import hear, run_child
 from actors.processes.link import Bytes, Close, Link
 from actors.spot import wire
@@ -104,6 +105,7 @@ class SpotLoop:
 
     def __init__(self, link: Link, start: wire.TrainerStart) -> None:
         self._link, self._options = link, start.options
+        self._pacer = None if start.pace is None else Pacer(start.pace, "trainer")
         device = torch.device(choose_device(start.device, "rollout.engine.device"))
         home = _build(start)
         self._residence = Residence(home, device)
@@ -239,6 +241,8 @@ class SpotLoop:
         except BrokenGroupError:
             self._feeding.put_back(records)
             raise
+        if self._pacer is not None:
+            self._pacer.hold("micro-step", start_s, self._pacer.pace.micro_step_s)
         seconds = time.perf_counter() - start_s
         if result.updated and result.positions:
             self._tell(_event(result, trainer, session, count, started_s, seconds))

@@ -11,6 +11,7 @@ from actors.spot import wire
 from config.drafter import DrafterOptions
 from config.model import ModelOptions
 from contracts.spot import SpotCommand, SpotTrainer, TrainerEvent, TrainFailed
+from policies.roofline.pace import Pace
 
 
 class TrainerStartError(RuntimeError):
@@ -33,6 +34,7 @@ def spawn_trainer(
     device: str = "auto",
     niceness: int = 15,
     start_timeout_s: float = 120.0,
+    pace: Pace | None = None,
 ) -> SpotTrainer:
     """Start a trainer of the drafter for the target in `model.path` and wait until it is warm.
 
@@ -40,7 +42,7 @@ def spawn_trainer(
     drafter, or the seed of a fresh one. `checkpoint_dir` is the history of one drafter and may be shared by its
     trainers. `host`: this machine's address for other members of a session, on other nodes too. `threads`: CPU threads;
     default: torch's. `device`: auto, cpu or cuda. `niceness` lowers its priority below that of engines, which yields
-    them the CPU.
+    them the CPU. `pace`: of experiments (see policies.roofline.pace).
     Raises TrainerStartError with the child's reason, or if it is not ready within `start_timeout_s`.
     """
     start = wire.TrainerStart(
@@ -52,6 +54,7 @@ def spawn_trainer(
         threads=threads,
         device=device,
         niceness=niceness,
+        pace=pace,
     )
     trainer = ProcessTrainer(start, name)
     try:

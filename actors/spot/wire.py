@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from config.drafter import DrafterOptions
 from config.model import ModelOptions
+from policies.roofline.pace import Pace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +19,7 @@ class TrainerStart:
     threads: int | None
     device: str
     niceness: int
+    pace: Pace | None = None  # of experiments
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,7 @@ from launch.observe import TRAIN_SPAN, DrafterMeter, Observer, Span, StepDrafter
 from policies.drafter.canary import Canary, CanaryVerdict
 from policies.drafter.drift import DriftMonitor
 from policies.drafter.lineage import micro_steps
+from policies.roofline.pace import Pace
 
 _log = logging.getLogger(__name__)
 Moment = Literal["sampled", "graded", "publishing"]
@@ -62,8 +63,9 @@ class DrafterTraining:
         actors: DrafterActors,
         driver: DriverClient,
         watch: DrafterWatch,
+        pace: Pace | None = None,
     ) -> None:
-        options = config.drafter
+        options, self._pace = config.drafter, pace
         self._config, self._observer, self._run_dir, self._model = config, observer, run_dir, model
         self._actors, self._driver, self._watch = actors, driver, watch
         self.meter = DrafterMeter()
@@ -101,6 +103,7 @@ class DrafterTraining:
                 threads=engine.threads,
                 device=engine.device,
                 start_timeout_s=self._config.cluster.start_timeout_s,
+                pace=self._pace,
             ),
             endpoint=self._actors.endpoint,
             coordinator=self._config.coordinator,
@@ -353,9 +356,15 @@ def _recorded_layers(path: str | None) -> tuple[int, int, int] | None:
 
 @contextmanager
 def drafter_training(
-    config: Config, observer: Observer, run_dir: Path, model: ModelOptions, avoid: Collection[str] = ()
+    config: Config,
+    observer: Observer,
+    run_dir: Path,
+    model: ModelOptions,
+    avoid: Collection[str] = (),
+    pace: Pace | None = None,
 ) -> Iterator[DrafterTraining | None]:
-    """For the length of a job; None where `drafter.train` is false. `avoid`: ids of nodes that are not used."""
+    """For the length of a job; None where `drafter.train` is false. `avoid`: ids of nodes that are not used.
+    `pace`: of experiments."""
     if not config.drafter.train:
         yield None
         return
@@ -366,4 +375,4 @@ def drafter_training(
         watch = DrafterWatch(actors.coordinator, actors.buffers, observer.event)
         stack.callback(watch.look)  # what was lost at the end is said too
         observer.event("coordinator", f"{actors.endpoint}; show it with: paceline status {run_dir}")
-        yield DrafterTraining(config, observer, run_dir, model, actors, driver, watch)
+        yield DrafterTraining(config, observer, run_dir, model, actors, driver, watch, pace)

@@ -33,6 +33,7 @@ class LearnerStarter:
             actor_options=self.placement.learner_options,
             start_timeout_s=config.cluster.start_timeout_s,
             context=self.context,
+            pace=self.context.pace,
         )
 
     def missing(self) -> str:

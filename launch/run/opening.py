@@ -53,6 +53,7 @@ from launch.run.reactions import Reactions
 from launch.run.token_budget import TokenBudget
 from launch.run_folder import log_file
 from policies.lengths import LengthModel
+from policies.roofline.pace import Pace
 
 KEPT_DIR = "kept_steps"  # in the run's folder: what the learner was given since its last checkpoint, while it runs
 
@@ -66,16 +67,23 @@ def open_job(
     run_dir: Path,
     inputs: Inputs | None = None,
     versions: NodeVersions | None = None,
+    pace: Pace | None = None,
 ) -> Iterator[Job]:
     """Start every actor at once, and end them all when the block is left.
 
     `model_dir`: the initial weights (the warm start's result, or model.path). `run_dir`: the run's folder.
-    `inputs`: default: loaded here. `versions`: of the cluster's nodes; default: nobody is asked. Raises ConfigError for
+    `inputs`: default: loaded here. `versions`: of the cluster's nodes; default: nobody is asked. `pace`: of
+    experiments (see policies.roofline.pace). Raises ConfigError for
     what fits none of the cluster's GPUs.
     """
     config, note = fitted_to_cluster(config)
     context = RunContext(
-        config=config, observer=observer, interrupt=interrupt, run_dir=run_dir, log=partial(log_file, run_dir)
+        config=config,
+        observer=observer,
+        interrupt=interrupt,
+        run_dir=run_dir,
+        log=partial(log_file, run_dir),
+        pace=pace,
     )
     model = config.model.model_copy(update={"path": str(model_dir), "tokenizer": tokenizer_dir(config)})
     inputs, versions = inputs or load_inputs(config), versions or AllVouched()
@@ -91,8 +99,8 @@ def open_job(
             FailoverLearner(LearnerStarter(context, model, placement, versions), KeptSteps(run_dir / KEPT_DIR), context)
         )
         calibrations = stack.enter_context(kept_calibrations(context))
-        drafter = stack.enter_context(drafter_training(config, observer, run_dir, model, versions.refused))
-        engines = engine_start(config, model, calibrations)
+        drafter = stack.enter_context(drafter_training(config, observer, run_dir, model, versions.refused, pace))
+        engines = engine_start(config, model, calibrations, pace)
         workers = WorkerStarts(engines, engine_options(config), placement, drafter)
         dispatcher = RolloutDispatcher(
             spawner(workers.engine, placement.worker_options, workers.training, context.log),
@@ -265,7 +273,10 @@ def engine_options(config: Config) -> EngineOptions:
 
 
 def engine_start(
-    config: Config, model: ModelOptions, calibrations: CalibrationStore | None = None
+    config: Config,
+    model: ModelOptions,
+    calibrations: CalibrationStore | None = None,
+    pace: Pace | None = None,
 ) -> "partial[RolloutEngine]":
     """What makes a worker's engine, but for its name. `model`: with the weights that the run begins with."""
     recording = config.drafter.recording
@@ -282,4 +293,5 @@ def engine_start(
         lora=config.learner.lora,
         calibrations=() if calibrations is None else calibrations.given,
         calibration_path="" if calibrations is None else calibrations.path,
+        pace=pace,
     )

@@ -42,28 +42,41 @@ from launch.run.rl_step import rl_step
 from launch.run.warmup import initial_weights, learner_group, warm_start
 from launch.run_folder import claim, set_aside
 from models.durable import naming
+from policies.roofline.pace import Pace
 
 EXIT_INTERRUPTED = 130
 
 
 def train(
-    config: Config, *, config_source: str, resume: bool, allowed: Sequence[str] = (), step: int | None = None
+    config: Config,
+    *,
+    config_source: str,
+    resume: bool,
+    allowed: Sequence[str] = (),
+    step: int | None = None,
+    pace: Pace | None = None,
 ) -> int:
     """Run to the end and return the exit code. `config_source`: the arguments that reproduce `config`.
 
     resume: go on from the newest checkpoint that is intact, or from that of `step`. `allowed`: keys that may differ
-    from the run's own configuration.
+    from the run's own configuration. `pace`: of experiments: parts last as long as on another device.
     """
     run_dir = Path(config.run.dir) / config.run.name
     with naming(run_dir), claim(run_dir):
-        code = _train(config, run_dir, config_source, resume, allowed, step)
+        code = _train(config, run_dir, config_source, resume, allowed, step, pace)
     if code == 0:
         print_summary(run_dir, report=write_report(run_dir), model=run_dir / "model")
     return code
 
 
 def _train(
-    config: Config, run_dir: Path, config_source: str, resume: bool, allowed: Sequence[str], step: int | None
+    config: Config,
+    run_dir: Path,
+    config_source: str,
+    resume: bool,
+    allowed: Sequence[str],
+    step: int | None,
+    pace: Pace | None,
 ) -> int:
     if resume:
         checkpoints_to_resume(run_dir, step)  # which is looked for before anything takes its time
@@ -98,7 +111,8 @@ def _train(
                     observer.event("dashboard", session.dashboard_url)
                 if open_to_others := exposure(session, token=asks_for_token(session)):
                     observer.event("ray_open", open_to_others)
-                run(config, observer, interrupt, run_dir, checkpoint, inputs, compared(session, observer.event))
+                versions = compared(session, observer.event)
+                run(config, observer, interrupt, run_dir, checkpoint, inputs, versions, pace)
             observer.event("finished", f"{config.run.steps} RL steps; model in {run_dir / 'model'}")
         except Interrupted as stop:
             observer.event("interrupted", f"{stop}: {_how_to_go_on(run_dir, config_source)}")
@@ -158,6 +172,7 @@ def run(
     checkpoint: Path | None,
     inputs: Inputs | None,
     versions: NodeVersions,
+    pace: Pace | None = None,
 ) -> None:
     """Everything that needs Ray. What is raised after the first step leaves a checkpoint of the last complete one."""
     initial = warm_start(
@@ -174,7 +189,7 @@ def run(
 
     config = offline_fit(config, interrupt, initial, run_dir, fitting, versions.refused)
     observer.progress("starting the workers")
-    with open_job(config, observer, interrupt, initial, run_dir, inputs, versions) as job:
+    with open_job(config, observer, interrupt, initial, run_dir, inputs, versions, pace) as job:
         job.learner.begin(config.learner.optimizer, config.run.steps * config.learner.mini_batches)
         if checkpoint is not None:
             observer.progress("loading the checkpoint")

@@ -23,6 +23,7 @@ from actors.engine.batch.plan import PromptEntry, StepPlan
 from actors.engine.batch.slots import SlotTable
 from actors.engine.batch.step.build import StepArrays
 from actors.engine.batch.step.types import Int64Array, StepDrafts
+from actors.pacing import Pacer
 from config.strategy import PLAIN, Strategy
 from contracts.rollout import DrafterFailed
 from drafter.protocol import (
@@ -95,11 +96,12 @@ class Speculator:
         target: TargetPasses | None = None,
         on_failure: Callable[[DrafterFailed], None] = lambda failure: None,
         timer: Callable[[], float] = perf_counter,
+        pacer: Pacer | None = None,
     ) -> None:
         self._table, self._steps, self._vocab_size, self._rejection = table, steps, vocab_size, rejection
         self._device, self._drafters = device, dict(drafters)
         self._hidden, self._kv = hidden, kv
-        self._on_failure, self._timer = on_failure, timer
+        self._on_failure, self._timer, self._pacer = on_failure, timer, pacer
         self._failed: dict[str, Drafter] = {}  # those that new weights may bring back
         self._failures: Counter[str] = Counter()
         self._slots: set[int] = set()  # with a request
@@ -278,8 +280,18 @@ class Speculator:
             return None
         start_s = self._timer()
         drafts = self._draft(plan, strategy, reserve)
+        if self._pacer is not None:
+            self._paced(self._pacer, strategy, start_s)
         self.draft_s = self._timer() - start_s
         return drafts
+
+    def _paced(self, pacer: Pacer, strategy: Strategy, start_s: float) -> None:
+        load = self._load
+        device_s = pacer.pace.draft_s(strategy, load.running, load.context_tokens, caught_up=self.caught_up)
+        if device_s is None:
+            pacer.stretch(strategy.drafter, start_s)
+        else:
+            pacer.hold(strategy.drafter, start_s, device_s)
 
     def _draft(self, plan: StepPlan, strategy: Strategy, reserve: Reserve) -> StepDrafts | None:
         drafter, slots = self._drafters[strategy.drafter], plan.decoding  # in a prompt nothing is speculated on

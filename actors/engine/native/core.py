@@ -7,6 +7,7 @@ import torch
 from actors.engine.calibrated import calibrated
 from actors.engine.native.engine import NativeEngine
 from actors.engine.wire import Start
+from actors.pacing import Pacer
 from config.formats import low_bit_format
 from config.model import batch_invariance
 from drafter.build import build_drafters
@@ -64,4 +65,5 @@ def build(start: Start) -> NativeEngine:
         recorded_layers=start.recorded_layers,
         news=None if policy is None else news,
         adapter_base=None if start.lora is None else AdapterBase(start.model.path, start.lora, dtype),
+        pacer=None if start.pace is None else Pacer(start.pace, "engine"),
     )

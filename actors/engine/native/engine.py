@@ -34,6 +34,7 @@ from actors.engine.native.hidden.recording import SequenceRecorder
 from actors.engine.native.schedule.blocks import BlockPool
 from actors.engine.native.schedule.scheduler import Scheduler
 from actors.handoff.receive import Receiver
+from actors.pacing import Pacer
 from config.formats import SCALE_SUFFIX, LowBitFormat, Quantization
 from config.rollout import EngineOptions
 from config.strategy import PLAIN
@@ -57,6 +58,7 @@ from models.weights import unpack
 from policies.speculation.budget import DraftBudget
 from policies.speculation.graph_plan import batch_buckets, bucketed_plan
 from policies.speculation.policy import StrategyPolicy
+from policies.steps import Load
 
 NO_DRAFTERS: Mapping[str, Drafter] = {}
 
@@ -72,6 +74,7 @@ class NativeEngine(BatchEngine):
     `timer` measures steps; `on_step` hears of every one. `graph_capture` captures graphs, those of the plan at once; by
     default CUDA's where `options.cuda_graphs`. `make_memory` makes what holds the KV cache. `news`: what the driver
     hears of the passes. `adapter_base`: what adapters are merged into that come in the place of weights.
+    `pacer`, on the `timer`: of experiments, lets passes, drafts and new weights last as long as on another device.
     """
 
     def __init__(
@@ -94,6 +97,7 @@ class NativeEngine(BatchEngine):
         make_memory: MakeMemory = kv_memory,
         news: PassNews | None = None,
         adapter_base: AdapterBase | None = None,
+        pacer: Pacer | None = None,
     ) -> None:
         super().__init__(weights_version, clock)
         config = model.config
@@ -157,7 +161,9 @@ class NativeEngine(BatchEngine):
             target=self._runner.passes,
             on_failure=self._tell,
             timer=timer,
+            pacer=pacer,
         )
+        self._pacer = pacer
         self._speculator.new_target(weights_version)
         self._stops = RuleStops(self._table, config.vocab_size)
         prompts = PromptMeter(self._table)
@@ -209,18 +215,18 @@ class NativeEngine(BatchEngine):
     def update_weights(self, manifest: WeightsManifest, buffer: NDArray[np.uint8]) -> WeightsLoaded:
         """See BatchEngine. An engine that started in few bits stores what it is handed, in few bits or not. Adapters
         are merged into the weights that it started with, in the precision that it started in."""
-        start_s = self._clock()
+        start_s, begin_s = self._clock(), 0.0 if self._pacer is None else self._pacer.clock()
         if are_adapters(manifest.tensors):
             self._merge(dict(unpack(manifest, buffer)))  # Computes and checks the checksum.
         else:
             with self._model.storing(self._form_of(manifest.tensors)):
                 load_packed(self._model, manifest, buffer)  # Likewise.
-        return self._holds(manifest.version, manifest.checksum, start_s)
+        return self._holds(manifest.version, manifest.checksum, start_s, begin_s)
 
     def receive_weights(self, offer: Offer) -> WeightsLoaded:
         """See BatchEngine. An engine whose weights are half overwritten has no work until `update_weights` gives it
         whole ones."""
-        start_s = self._clock()
+        start_s, begin_s = self._clock(), 0.0 if self._pacer is None else self._pacer.clock()
         if self._receiver is None:
             self._receiver = Receiver(next(self._model.parameters()).device)
         try:
@@ -241,7 +247,7 @@ class NativeEngine(BatchEngine):
                 quantization=self._quantization,
                 failure=str(error),
             )
-        return self._holds(offer.version, received.checksum, start_s, received.way)
+        return self._holds(offer.version, received.checksum, start_s, begin_s, received.way)
 
     def _merge(self, adapters: Mapping[str, torch.Tensor]) -> None:
         if self._adapter_base is None:
@@ -258,8 +264,9 @@ class NativeEngine(BatchEngine):
     def _quantization(self) -> Quantization:
         return "none" if self._model.low_bit is None else self._model.low_bit.name
 
-    def _holds(self, version: int, checksum: int, start_s: float, way: str = "store") -> WeightsLoaded:
-        """The model's parameters are those of this version now, which has come since `start_s`."""
+    def _holds(self, version: int, checksum: int, start_s: float, begin_s: float, way: str = "store") -> WeightsLoaded:
+        """The model's parameters are those of this version now, which has come since `start_s`; `begin_s`: of the
+        pacer's clock."""
         self._half_loaded = False
         if self._recording is not None:
             self._tell(self._recording.new_target(version))
@@ -268,6 +275,8 @@ class NativeEngine(BatchEngine):
         self._version = version
         self._account.new_weights()
         self._speculator.new_target(version)
+        if self._pacer is not None:
+            self._pacer.hold("hand-over", begin_s, self._pacer.pace.hand_over_s)
         return WeightsLoaded(
             version=version,
             checksum=checksum,
@@ -302,7 +311,7 @@ class NativeEngine(BatchEngine):
         checked = None if self._early is None else self._early.draft(plan, self._scheduler.reserve_drafts)
         strategy = PLAIN if checked is not None else self._speculator.choose(load)
         drafts = checked or self._speculator.draft(plan, strategy, self._scheduler.reserve_drafts)
-        draws = self._runner.run(plan, drafts)
+        draws = self._run(plan, load, drafts)
         settled = self._enter(plan, draws, drafts, checked)
         self._speculator.drew(settled.new_tokens)
         if self._early is not None:
@@ -316,7 +325,19 @@ class NativeEngine(BatchEngine):
         )
         self._tell(window)
 
+    def _run(self, plan: StepPlan, load: Load, drafts: StepDrafts | None) -> Draws:
+        pacer = self._pacer
+        if pacer is None:
+            return self._runner.run(plan, drafts)
+        begin_s, rows = pacer.clock(), int(plan.rows.sum()) + (0 if drafts is None else drafts.drafted)
+        draws = self._runner.run(plan, drafts)
+        context_tokens = load.context_tokens if load.running else int(self._table.length[plan.slots].sum())
+        pacer.hold("pass", begin_s, pacer.pace.pass_s(len(plan.slots), rows, context_tokens))
+        return draws
+
     def _before_idle(self) -> list[Event]:
+        if self._pacer is not None:
+            self._pacer.write()
         recorded = None if self._recording is None else self._recording.flush()
         return [] if recorded is None else [recorded]
 

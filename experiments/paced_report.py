@@ -1,0 +1,108 @@
+"""The table of `experiments.paced_run`'s record, and the page that shows it. Measures nothing.
+
+Owns `experiments/results/paced_run.md` and what stands between `<!-- experiments.paced_run: begin -->` and its end in
+docs/results/paced.md.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from benchmarks.harness import ROOT, interval, load, markdown
+
+MOST_LATE = 0.05  # of a run's parts; with more it is void
+FIRST = 3  # RL steps that are shown by themselves
+WARM = 1  # RL steps that ratios leave out
+PAGE = ROOT / "docs/results/paced.md"
+NAMES = {
+    "off": "plain decoding",
+    "ngram": "n-gram",
+    "suffix": "suffix",
+    "eagle-trained": "EAGLE, trained on idle workers",
+    "eagle-frozen": "EAGLE, as fitted before RL",
+    "self": "self-drafter",
+    "das": "[DAS](../systems/das.md)",
+    "efficient_rollout": "[EfficientRollout](../systems/efficient_rollout.md)",
+    "tlt": "[TLT](../systems/tlt.md)",
+    "default": "default: all drafters",
+}
+HEAD = (
+    "arm | rollout, times faster | RL step, times faster | first RL steps | accept length | saved, said | saved, "
+    "measured | late"
+)
+_BLOCK = re.compile(r"(<!-- experiments\.paced_run: begin -->\n).*?(<!-- experiments\.paced_run: end -->)", re.DOTALL)
+Row = Mapping[str, Any]
+
+
+def write_pages(record: Path) -> str:
+    """Write them from the record, and return the table. Only results/paced_run.json has a page."""
+    found = load(record)
+    text = table(found["runs"], found["settings"], found["machine"])
+    record.with_suffix(".md").write_text(f"# Paced runs\n\n{text}\n", encoding="utf-8")
+    if record == ROOT / "experiments/results/paced_run.json" and PAGE.exists():
+        page = PAGE.read_text(encoding="utf-8")
+        PAGE.write_text(_BLOCK.sub(lambda block: f"{block[1]}\n{text}\n\n{block[2]}", page), encoding="utf-8")
+    return text
+
+
+def table(runs: Sequence[Row], settings: Row, machine: Row) -> str:
+    """Markdown: a line per arm, over its seeds, and what it is of."""
+    valid = {(row["arm"], row["seed"]): row for row in runs if is_valid(row)}
+    arms = [name for name in NAMES if any(row["arm"] == name for row in runs)]
+    lines = [line for name in arms if (line := _line(name, valid)) is not None]
+    parts = [markdown(HEAD, lines)] if lines else []
+    for row in runs:
+        if not is_valid(row):
+            why = f"{row['late_share']:.1%} of its parts late" if is_late(row) else f"other tokens: {row['differs']}"
+            parts.append(f"Void: {row['arm']}, seed {row['seed']} ({why}).")
+    steps = {row["steps"] for row in runs}
+    seeds = sorted({row["seed"] for row in valid.values()})
+    parts.append(
+        f"{settings['setting']}; seeds {', '.join(map(str, seeds)) or 'none'}, {max(steps, default=0)} RL steps each, "
+        "from 2 on in ratios, paired by RL step: median (95 % bootstrap interval). First RL steps: ratios of the first "
+        f"{FIRST}, means over seeds. Seconds saved: of all engines, per run, in seconds of this machine. Late: parts "
+        f"that took this machine longer than their pace, the worst seed. {machine['cores']} cores of {machine['cpu']}, "
+        f"{machine['busy_cores']} of them busy with other work as the record was written; commit {machine['commit']}. "
+        "Written by `python -m experiments.paced_run`."
+    )
+    return "\n\n".join(parts)
+
+
+def is_late(row: Row) -> bool:
+    return bool(row["late_share"] > MOST_LATE)
+
+
+def is_valid(row: Row) -> bool:
+    """In time, and with plain decoding's tokens."""
+    return not is_late(row) and row["differs"] is None
+
+
+def _line(arm: str, valid: Mapping[tuple[str, int], Row]) -> list[str] | None:
+    pairs = [(valid["off", seed], row) for (name, seed), row in valid.items() if name == arm and ("off", seed) in valid]
+    if not pairs:
+        return None
+    lengths = [value for _, row in pairs for value in row["accept_length"][WARM:] if value is not None]
+    late = f"{max(row['late_share'] for _, row in pairs):.1%}"
+    if arm == "off":
+        share = fmean(sum(row["rollout_s"]) / (sum(row["rollout_s"]) + sum(row["learn_s"])) for _, row in pairs)
+        return [NAMES[arm], "1", "1", f"rollout {share:.0%} of both", "", "", "", late]
+    said = fmean(row["saved_s"] for _, row in pairs)
+    measured = fmean(off["engine_s"] - row["engine_s"] for off, row in pairs)
+    firsts = [fmean(off["rl_s"][i] / row["rl_s"][i] for off, row in pairs) for i in range(FIRST)]
+    return [
+        NAMES[arm],
+        _ratio(pairs, "rollout_s"),
+        _ratio(pairs, "rl_s"),
+        " ".join(f"{ratio:.2f}" for ratio in firsts),
+        f"{fmean(lengths):.1f}" if lengths else "-",
+        f"{said:.1f} s",
+        f"{measured:.1f} s",
+        late,
+    ]
+
+
+def _ratio(pairs: Sequence[tuple[Row, Row]], key: str) -> str:
+    found = interval([a / b for off, row in pairs for a, b in zip(off[key][WARM:], row[key][WARM:], strict=True)])
+    return f"{found['median']:.2f} ({found['low']:.2f} to {found['high']:.2f})"
