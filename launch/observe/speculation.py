@@ -131,10 +131,10 @@ def drafter_of(strategy: str) -> str:
 
 
 def plausible(counts: DraftCounts) -> DraftCounts:
-    """With `saved_s` as far as it can be true: a verification takes no less time than a plain step of the same
-    requests, so what was spent, times the tokens that each brought beyond the first, is the most that plain decoding
-    can have cost more. An old measurement of plain decoding, of a machine that was slower, says more."""
-    return replace(counts, saved_s=min(counts.saved_s, counts.seconds * ((counts.accept_length or 1.0) - 1)))
+    """With `saved_s` as far as it can be true: where nothing was accepted nothing was saved. Engines bound it by each
+    step's tokens (`actors.engine.batch.telemetry`): the mean accept length here is of requests, and the seconds are
+    most of steps with few of them, whose accept length is another."""
+    return counts if counts.accepted else replace(counts, saved_s=min(counts.saved_s, 0.0))
 
 
 def _json(counts: DraftCounts) -> dict[str, Any]:

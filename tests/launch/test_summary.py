@@ -275,24 +275,6 @@ def test_a_run_of_which_no_draft_was_accepted_saved_nothing(tmp_path: Path) -> N
     assert (stored["acceptance"], stored["saved_s"]) == (0, 0)
 
 
-def test_no_more_is_saved_than_the_time_spent_allows(tmp_path: Path) -> None:
-    """Plain decoding was measured while the machine was six times slower: 4 s were spent at accept length 3."""
-    text = speculate(
-        tmp_path,
-        StrategyUse(
-            strategy="suffix:4",
-            engine_steps=60,
-            request_steps=600,
-            drafted=2000,
-            accepted=1200,
-            seconds=2.0,
-            draft_s=0.1,
-            saved_s=34.0,
-        ),
-    )
-    assert "8.0 s of decoding saved (suffix 8.0)" in text
-
-
 def test_a_drafter_that_was_tried_twice_has_no_development(tmp_path: Path) -> None:
     meter, speculation = DrafterMeter(), SpeculationMeter()
     with Observer(tmp_path, make_config()) as observer:

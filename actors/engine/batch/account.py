@@ -193,8 +193,11 @@ class StepAccount:
                 meter.count_expected(expected_s, elapsed_s)
         if strategy.depth and policy is not None:
             plain_s = policy.plain_s(load) if typical else None
-            saved_s = 0.0 if plain_s is None else plain_s * emitted / decoding - elapsed_s
-            meter.count_drafting(drafted, settled.accepted_tokens, speculator.draft_s if typical else 0.0, saved_s)
+            saved_s = most_s = 0.0
+            if plain_s is not None:  # a verification takes no less time than a plain step of the same requests
+                saved_s, most_s = plain_s * emitted / decoding - elapsed_s, elapsed_s * (emitted / decoding - 1)
+            draft_s = speculator.draft_s if typical else 0.0
+            meter.count_drafting(drafted, settled.accepted_tokens, draft_s, saved_s, most_s)
             if drafts is not None and settled.accepted is not None:
                 meter.count_depths(drafts.reached, settled.accepted)
         if self._on_step is not None:

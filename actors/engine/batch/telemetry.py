@@ -58,12 +58,14 @@ class _Use:
     """A StrategyUse in the making. reached, stood: per step, how deep each request's draft was, and was accepted."""
 
     counts: StrategyUse = field(default_factory=lambda: StrategyUse(strategy=""))
+    most_saved_s: float = 0.0
     reached: list[Int64Array] = field(default_factory=list)
     stood: list[Int64Array] = field(default_factory=list)
 
     def closed(self, strategy: Strategy) -> StrategyUse:
         counts = self.counts
         counts.strategy = str(strategy)
+        counts.saved_s = min(counts.saved_s, self.most_saved_s)
         counts.offered, counts.taken = _at_least(self.reached, strategy.depth), _at_least(self.stood, strategy.depth)
         return counts
 
@@ -171,8 +173,10 @@ class WindowMeter:
         counts.measured_s += elapsed_s
         counts.missed_s += abs(expected_s - elapsed_s)
 
-    def count_drafting(self, drafted: int, accepted: int, draft_s: float, saved_s: float) -> None:
-        """Of the step just counted, whose strategy is to draft."""
+    def count_drafting(self, drafted: int, accepted: int, draft_s: float, saved_s: float, most_s: float) -> None:
+        """Of the step just counted, whose strategy is to draft. `most_s`: the most that it can have saved; of a window
+        no more is told, whatever was expected of plain decoding."""
+        self._use.most_saved_s += most_s
         counts = self._use.counts
         counts.drafted += drafted
         counts.accepted += accepted
