@@ -23,7 +23,7 @@ _NEAR, _ACROSS = 0.08, 0.3  # in logarithms of rows: a shape so far away says ha
 _ALONE = 0.2  # of a logarithm: a single time so far from the roofline counts for half
 _DOUBT = 0.05  # weight of no difference from the roofline, against 1 of a measurement of the very shape
 _PROMPT_SURE = 0.3  # a step with prompt rows says so much: it is often the first of its kind, and draws fewer tokens
-_KNOWN = 64  # measurements after which a shape that was not measured before may say that everything takes longer
+_KNOWN = 64  # measurements of which an earlier fit holds a later one
 _FIRST_FIT, _LAST_FIT = 4, 4096  # measurements to the first fit, and at most between two
 _KEPT = 4096  # entries of a cache
 _MOVED = 0.01  # of a logarithm: so far a shape moves before others see it
@@ -122,7 +122,8 @@ class PassCosts:
         if replaced:  # what prompts said of it is past
             usual = shape.usual = Typical()
         if usual.count < FEW:
-            if sure and not replaced and (self._calibrated or self._seen > _KNOWN):
+            # Of a shape that nothing was measured near, the expectation is a guess: what it is off by is no drift.
+            if sure and not replaced and self._calibrated:
                 surprise = _clipped(over - math.log(self._factor(requests, rows)))
             if not usual.count:
                 shape.sure = 1.0 if sure else _PROMPT_SURE

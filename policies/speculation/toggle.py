@@ -2,8 +2,8 @@
 
 Owns the toggle's state and what it knows of acceptance; knows no device (`policies.calibration.costs`). Drafting goes
 on where it is predicted to bring more than 1 + margin times the tokens of plain decoding (eq. 3), and stays on while
-requests only leave. A rollout ends where requests come after none waited; at its end the ladder moves by a rung, after
-the same verdict in `patience` rollouts that drafted.
+requests only leave, once drafts were timed at about its load. A rollout ends where requests come after none waited; at
+its end the ladder moves by a rung, after the same verdict in `patience` rollouts that drafted.
 
 Where the paper is silent: every draft counts as accepted until some were verified, and what was verified counts for
 three quarters as much in each further rollout, so that a drafter that was too bad once is tried again. Up needs a block
@@ -57,6 +57,9 @@ class RooflinePolicy:
         self._running = self._waiting = 0  # of the last step
         self._left = False  # requests have ended since the rollout began
         self._on = self._failed = False
+        self._measured = False  # what drafts of the rung cost at about this load, when the choice was made
+        self._calibrated: bool | None = None  # drafts were timed before the first choice; None: nobody asked yet
+        self._looked: set[int] = set()  # loads, in octaves, at which drafts were timed by ourselves
         self._reason = Reason.UNMEASURED
         self._advantage: float | None = None
 
@@ -96,9 +99,10 @@ class RooflinePolicy:
             self._reason = Reason.NO_DRAFTER
         elif running > self._max_running:
             self._on, self._reason = False, Reason.TOO_MANY
-        elif self._on:
+        elif self._on and self._measured:
             return self._ladder[self._rung]
         else:
+            self._measured = self._draft_s(self._rung, running) is not None
             speedup = self._advantage = self._speedup(self._rung, running, load.context_tokens, self.efficiency)
             self._on = speedup is not None and speedup > 1 + self._margin
             if self._on:
@@ -112,6 +116,8 @@ class RooflinePolicy:
         if outcome.strategy != self._ladder[self._rung] or outcome.kind is StepKind.EVALUATION:
             return
         load = outcome.load
+        if outcome.is_usual:
+            self._looked.add(load.running.bit_length())
         self._new_drafts += load.running
         self._new_tokens += load.running + outcome.accepted
         self._loads += 1
@@ -135,13 +141,21 @@ class RooflinePolicy:
 
     def _speedup(self, rung: int, running: int, context_tokens: int, efficiency: float) -> float | None:
         """Tokens per second on that rung over plain decoding's (eq. 1); None: what a step costs is not known. Drafts
-        that were never measured cost nothing: they are about to be."""
+        that were never measured at about this load cost nothing: they are about to be, and then it is chosen anew."""
         strategy, costs = self._ladder[rung], self._costs
         plain_s = costs.step_s(running, running, context_tokens)
         verify_s = costs.step_s(running, running * (1 + strategy.depth), context_tokens)
         if plain_s is None or verify_s is None:
             return None
-        return efficiency * plain_s / ((costs.draft_s(strategy, running) or 0.0) + verify_s)
+        return efficiency * plain_s / ((self._draft_s(rung, running) or 0.0) + verify_s)
+
+    def _draft_s(self, rung: int, running: int) -> float | None:
+        """None: never measured near that load. One time at another load does not tell which part of it grows with the
+        requests: a first look at a full batch would keep drafts from the tail for good. A calibration has all loads."""
+        seconds = self._costs.draft_s(self._ladder[rung], running)
+        if self._calibrated is None:
+            self._calibrated = seconds is not None
+        return seconds if self._calibrated or running.bit_length() in self._looked else None
 
     def _end_rollout(self) -> None:
         """Judges the rung by the rollout that ended, and lets it fade."""
