@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
+from textwrap import fill
 from typing import Any
 
 from benchmarks.harness import ROOT, interval, load, markdown
@@ -29,8 +30,8 @@ NAMES = {
     "default": "default: all drafters",
 }
 HEAD = (
-    "arm | rollout, times faster | RL step, times faster | first RL steps | accept length | saved, said | saved, "
-    "measured | late"
+    "arm | seeds | rollout, times faster | RL step, times faster | first RL steps | accept length | "
+    "saved, said | saved, measured | late"
 )
 _BLOCK = re.compile(r"(<!-- experiments\.paced_run: begin -->\n).*?(<!-- experiments\.paced_run: end -->)", re.DOTALL)
 Row = Mapping[str, Any]
@@ -58,16 +59,14 @@ def table(runs: Sequence[Row], settings: Row, machine: Row) -> str:
             why = f"{row['late_share']:.1%} of its parts late" if is_late(row) else f"other tokens: {row['differs']}"
             parts.append(f"Void: {row['arm']}, seed {row['seed']} ({why}).")
     steps = {row["steps"] for row in runs}
-    seeds = sorted({row["seed"] for row in valid.values()})
-    parts.append(
-        f"{settings['setting']}; seeds {', '.join(map(str, seeds)) or 'none'}, {max(steps, default=0)} RL steps each, "
+    words = (
+        f"{settings['setting'].strip(' ,')}; {max(steps, default=0)} RL steps each, "
         "from 2 on in ratios, paired by RL step: median (95 % bootstrap interval). First RL steps: ratios of the first "
         f"{FIRST}, means over seeds. Seconds saved: of all engines, per run, in seconds of this machine. Late: parts "
         f"that took this machine longer than their pace, the worst seed. {machine['cores']} cores of {machine['cpu']}, "
-        f"{machine['busy_cores']} of them busy with other work as the record was written; commit {machine['commit']}. "
-        "Written by `python -m experiments.paced_run`."
+        f"no GPU; commit {machine['commit']}. Written by `python -m experiments.paced_run`."
     )
-    return "\n\n".join(parts)
+    return "\n\n".join([*parts, fill(words, 100)])
 
 
 def is_late(row: Row) -> bool:
@@ -84,15 +83,17 @@ def _line(arm: str, valid: Mapping[tuple[str, int], Row]) -> list[str] | None:
     if not pairs:
         return None
     lengths = [value for _, row in pairs for value in row["accept_length"][WARM:] if value is not None]
+    seeds = ", ".join(str(row["seed"]) for _, row in pairs)
     late = f"{max(row['late_share'] for _, row in pairs):.1%}"
     if arm == "off":
         share = fmean(sum(row["rollout_s"]) / (sum(row["rollout_s"]) + sum(row["learn_s"])) for _, row in pairs)
-        return [NAMES[arm], "1", "1", f"rollout {share:.0%} of both", "", "", "", late]
+        return [NAMES[arm], seeds, "1", "1", f"rollout {share:.0%} of both", "", "", "", late]
     said = fmean(row["saved_s"] for _, row in pairs)
     measured = fmean(off["engine_s"] - row["engine_s"] for off, row in pairs)
     firsts = [fmean(off["rl_s"][i] / row["rl_s"][i] for off, row in pairs) for i in range(FIRST)]
     return [
         NAMES[arm],
+        seeds,
         _ratio(pairs, "rollout_s"),
         _ratio(pairs, "rl_s"),
         " ".join(f"{ratio:.2f}" for ratio in firsts),

@@ -85,7 +85,8 @@ def test_void_runs_are_named_and_not_counted() -> None:
     assert "Void: default, seed 0 (other tokens: step 2: other tokens)." in text
     (line,) = [line for line in text.splitlines() if line.startswith("| n-gram")]
     assert (
-        line == "| n-gram | 2.00 (2.00 to 2.00) | 1.67 (1.67 to 1.67) | 1.67 1.67 1.67 | 2.5 | 5.0 s | 8.0 s | 1.0% |"
+        line
+        == "| n-gram | 0 | 2.00 (2.00 to 2.00) | 1.67 (1.67 to 1.67) | 1.67 1.67 1.67 | 2.5 | 5.0 s | 8.0 s | 1.0% |"
     )
     assert "all drafters" not in text
     assert [is_valid(row) for row in rows] == [True, True, False, True, False]
