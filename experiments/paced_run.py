@@ -65,6 +65,8 @@ ARMS: dict[str, tuple[str, tuple[str, ...]]] = {
     "efficient_rollout": ("systems/efficient_rollout.yaml", ()),
     "tlt": ("systems/tlt.yaml", ()),
     "default": (f"{TASK}/config.yaml", ()),
+    "lookahead": (f"{TASK}/config.yaml", (*NOTHING, "rollout.lookahead=auto")),
+    "das-lookahead": ("systems/das.yaml", ("rollout.lookahead=auto",)),
 }
 SUMMED = {"rollout_s": "seconds/rollout", "rl_s": "seconds/step", "learn_s": "seconds/learn"}
 

@@ -19,7 +19,7 @@ from launch.dispatch import RolloutDispatcher, SeatState, worker_name
 from launch.drafter.training import DrafterTraining
 from launch.failover import FailoverLearner
 from launch.fleet.autoscaler import Autoscaler
-from launch.fleet.pace import Pace
+from launch.fleet.timings import FleetTimings
 from policies.fleet import IDLE_S, FleetNow, wanted_workers
 
 LOOK_S = 0.25  # between two looks
@@ -70,7 +70,7 @@ class Fleet:
         self._config, self._observer, self._clock = context.config, context.observer, context.clock
         several = self._config.eval_sets or self._config.objective.dynamic_sampling.max_rounds > 1
         self._more = int(bool(several))  # than one rollout in a step
-        self.pace = Pace()
+        self.timings = FleetTimings()
         self._autoscaler, self._versions = autoscaler, versions
         self._drained: dict[str, list[str]] = {}  # node id: why
         self._asked: dict[str, float] = {}  # by name: since when a place is waited for ...
@@ -93,7 +93,7 @@ class Fleet:
         begin_s = self._clock()
         self._dispatcher.start()
         self._looked_s = self._clock()
-        self.pace.started(self._looked_s - begin_s)
+        self.timings.started(self._looked_s - begin_s)
         workers = self._dispatcher.workers()
         self._held = len(workers)
         self._came({name for name, now in workers.items() if now.state in _UP}, 0.0)
@@ -108,12 +108,12 @@ class Fleet:
     def begins(self, kind: str) -> None:
         """A rollout begins."""
         self._rolling, self._begun = True, self.rollouts_left
-        self.pace.begins(kind, self._clock())
+        self.timings.begins(kind, self._clock())
 
     def ends(self, tokens: int) -> None:
         """It is over. `tokens`: of its responses."""
         self._rolling = False
-        self.pace.ends(tokens, self._clock())
+        self.timings.ends(tokens, self._clock())
 
     def hold_back(self, holds: bool) -> None:
         """The learner needs a place again, or does no more. Until then no further one is asked for, and none is waited
@@ -149,7 +149,7 @@ class Fleet:
         """A worker has sampled."""
         if window.decode_tokens:
             seconds = window.end_s - window.start_s
-            self.pace.window(window.decode_tokens, seconds, waiting=self._dispatcher.waiting[0] > 0)
+            self.timings.window(window.decode_tokens, seconds, waiting=self._dispatcher.waiting[0] > 0)
 
     def look(self) -> None:
         """If it is time to."""
@@ -302,7 +302,7 @@ class Fleet:
         waiting, tokens = self._dispatcher.waiting
         unheld = max(waiting - self._slots * coming, 0)
         if self._rolling:
-            self.pace.looked(unheld, now_s)
+            self.timings.looked(unheld, now_s)
         left = self.rollouts_left
         left -= left == self._begun
         now = FleetNow(
@@ -310,12 +310,12 @@ class Fleet:
             idle_s=[now_s - since_s for since_s in self._idle.values()],
             waiting=unheld,
             waiting_tokens=tokens * unheld / waiting if waiting else 0.0,
-            next_tokens=self.pace.next_tokens,
-            next_in_s=self.pace.next_in_s(now_s) if left > 0 else inf,
-            between_s=self.pace.between_s,
+            next_tokens=self.timings.next_tokens,
+            next_in_s=self.timings.next_in_s(now_s) if left > 0 else inf,
+            between_s=self.timings.between_s,
             rollouts_left=max(left, 0),
-            tokens_per_s=self.pace.tokens_per_s,
-            start_s=self.pace.start_s,
+            tokens_per_s=self.timings.tokens_per_s,
+            start_s=self.timings.start_s,
             training=self._training is not None and self._training.trains,
         )
         return wanted_workers(now, least=self._count.min, most=self._count.max)
@@ -334,7 +334,7 @@ class Fleet:
         for name in up - self._up:
             since_s = self._starting.pop(name, None)
             if since_s is not None and elapsed_s < 4 * LOOK_S:  # else it may have been up for long
-                self.pace.started(now_s - since_s)
+                self.timings.started(now_s - since_s)
         self._joined += len(up - self._up)
         self._left += len(self._up - up)
         self._up = up

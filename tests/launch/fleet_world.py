@@ -179,8 +179,8 @@ class World:
         """Two rollouts went before, with learning between them."""
         for _ in range(2):
             self.fleet.begins("rollout")
-            self.fleet.pace.window(int(tokens_per_s * 10), 10.0, waiting=True)
-            self.fleet.pace.ends(int(tokens_per_s * 100), self.now_s)
+            self.fleet.timings.window(int(tokens_per_s * 10), 10.0, waiting=True)
+            self.fleet.timings.ends(int(tokens_per_s * 100), self.now_s)
             self.fleet._rolling = False
             self.now_s += gap_s
 

@@ -8,7 +8,7 @@ from config.rollout import WorkerCount
 from launch.dispatch import SeatState
 from launch.fleet.autoscaler import Autoscaler
 from launch.fleet.fleet import PATIENCE_S
-from launch.fleet.pace import Pace
+from launch.fleet.timings import FleetTimings
 from tests.launch.fleet_world import ELASTIC, PLAN, World
 
 
@@ -174,7 +174,7 @@ def test_what_waits_decides_how_many_are_asked_for() -> None:
     world = World(WorkerCount(min=1, max=9), {"a": 1})
     world.measured(tokens_per_s=100, gap_s=0)
     world.rollouts_left = 0
-    world.fleet.pace._tokens.clear()  # nothing is known of what comes next
+    world.fleet.timings._tokens.clear()  # nothing is known of what comes next
     world.fleet.begins("rollout")
     world.running["rollout-0"] = 4
     world.waiting = (2, 300.0)
@@ -192,31 +192,31 @@ def test_what_waits_decides_how_many_are_asked_for() -> None:
     assert set(world.cluster.places) == {"rollout-0"}
 
 
-def test_the_pace_is_of_what_was_seen() -> None:
-    pace = Pace()
-    assert (pace.start_s, pace.tokens_per_s, pace.next_in_s(5.0)) == (None, 0.0, 0.0)
-    pace.begins("rollout", 0.0)
-    pace.looked(9, 1.0)
-    pace.window(100, 1.0, waiting=True)
-    pace.window(30, 1.0, waiting=False)  # in the tail: fewer requests than it could run
-    pace.looked(0, 2.0)
-    pace.ends(130, 12.0)
-    assert pace.tokens_per_s == 100.0
-    assert pace.next_in_s(13.0) == 0.0, "nothing has followed a rollout yet"
-    pace.begins("eval", 42.0)
-    pace.ends(10, 43.0)
-    pace.begins("rollout", 44.0)
-    pace.looked(0, 44.5)
-    assert pace.next_in_s(46.5) == 10.0 - 2.0 + 30.0
-    pace.looked(3, 47.0)  # a worker was lost: requests wait again
-    assert pace.next_in_s(48.0) == 0.0
-    pace.looked(0, 49.0)
-    pace.ends(130, 52.0)
-    assert pace.next_in_s(60.0) == 22.0
-    assert pace.between_s == 33.0
+def test_timings_are_of_what_was_seen() -> None:
+    timings = FleetTimings()
+    assert (timings.start_s, timings.tokens_per_s, timings.next_in_s(5.0)) == (None, 0.0, 0.0)
+    timings.begins("rollout", 0.0)
+    timings.looked(9, 1.0)
+    timings.window(100, 1.0, waiting=True)
+    timings.window(30, 1.0, waiting=False)  # in the tail: fewer requests than it could run
+    timings.looked(0, 2.0)
+    timings.ends(130, 12.0)
+    assert timings.tokens_per_s == 100.0
+    assert timings.next_in_s(13.0) == 0.0, "nothing has followed a rollout yet"
+    timings.begins("eval", 42.0)
+    timings.ends(10, 43.0)
+    timings.begins("rollout", 44.0)
+    timings.looked(0, 44.5)
+    assert timings.next_in_s(46.5) == 10.0 - 2.0 + 30.0
+    timings.looked(3, 47.0)  # a worker was lost: requests wait again
+    assert timings.next_in_s(48.0) == 0.0
+    timings.looked(0, 49.0)
+    timings.ends(130, 52.0)
+    assert timings.next_in_s(60.0) == 22.0
+    assert timings.between_s == 33.0
     for seconds in (9.0, 5.0, 6.0, 7.0):
-        pace.started(seconds)
-    assert pace.start_s == 7.0
+        timings.started(seconds)
+    assert timings.start_s == 7.0
 
 
 def test_the_autoscaler_is_asked_where_there_is_one_and_once() -> None:

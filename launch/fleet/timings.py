@@ -16,7 +16,7 @@ def _few() -> deque[float]:
     return deque(maxlen=_LAST)
 
 
-class Pace:
+class FleetTimings:
     """Durations of rollouts and waits of one run. Kinds of rollouts ("rollout", "refill", "eval") are followed by waits
     of their own."""
 
