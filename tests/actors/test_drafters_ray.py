@@ -135,7 +135,7 @@ def test_a_drafter_that_failed_and_weights_that_were_refused_are_events_that_nam
     finally:
         dispatcher.close()
     assert sorted(said) == [
-        ("drafter_failed", "rollout-1: eagle is no longer used: RuntimeError: out of order"),
+        ("drafter_failed", "rollout-1: eagle is not used any more: RuntimeError: out of order"),
         ("drafter_not_updated", "rollout-1: version 7 of eagle: RuntimeError: out of order"),
     ]
     assert ("rollout-0", DrafterLoaded, "") in told

@@ -57,6 +57,7 @@ class World:
             steps_done=0,
             carried=[],
             dispatcher=SimpleNamespace(),
+            lookahead=None,
         )
 
     def run(self, batch: Batch, phase: str, *, same_step: bool, spare: bool, **_: Any) -> Round:
