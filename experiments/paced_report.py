@@ -28,6 +28,8 @@ NAMES = {
     "efficient_rollout": "[EfficientRollout](../systems/efficient_rollout.md)",
     "tlt": "[TLT](../systems/tlt.md)",
     "default": "default: all drafters",
+    "lookahead": "lookahead, no drafts",
+    "das-lookahead": "DAS and lookahead",
 }
 HEAD = (
     "arm | seeds | rollout, times faster | RL step, times faster | first RL steps | accept length | "
