@@ -3,8 +3,6 @@
 Beside `operators`, whose rules hold here too; `models.ops.drafting` says what each computes.
 """
 
-import importlib.util
-from importlib import import_module
 from typing import Any
 
 import torch
@@ -12,6 +10,7 @@ from torch import Tensor
 
 from models.ops import drafting
 from models.ops.drafting import Fed
+from models.ops.triton.operators import launched
 
 _SCHEMAS = (
     "draft_inputs(Tensor tokens, Tensor embedding, Tensor features, Tensor? token_norm, Tensor? feature_norm,"
@@ -46,28 +45,15 @@ def _meta_tree_feed(drawn: Tensor, *rest: Any) -> Fed:
     return empty_fed(k, outputs, fed_tokens)
 
 
-def _cuda(name: str) -> Any:
-    """The kernel, imported when it is first called; the oracle where there is no Triton, which needs no host either."""
-    call: Any = None
-
-    def launch(*arguments: Any) -> Any:
-        nonlocal call
-        if call is None:
-            installed = importlib.util.find_spec("triton") is not None
-            call = getattr(import_module(f"{__package__}.launch_drafting") if installed else drafting, name)
-        return call(*arguments)
-
-    return launch
-
-
 _ON_META = {"draft_inputs": _meta_draft_inputs, "tree_feed": _meta_tree_feed, "tree_best": lambda *arguments: None}
 _LIBRARY: Any = torch.library.Library("paceline", "FRAGMENT")  # type: ignore[no-untyped-call]
 for _schema in _SCHEMAS:
     _name = _schema.partition("(")[0]
     _LIBRARY.define(_schema)
-    _LIBRARY.impl(_name, getattr(drafting, _name), "CPU")
+    _oracle = getattr(drafting, _name)  # which needs no host either
+    _LIBRARY.impl(_name, _oracle, "CPU")
     _LIBRARY.impl(_name, _ON_META[_name], "Meta")
-    _LIBRARY.impl(_name, _cuda(_name), "CUDA")
+    _LIBRARY.impl(_name, launched(_name, "launch_drafting", _oracle), "CUDA")
 
 draft_inputs = torch.ops.paceline.draft_inputs.default
 tree_feed = torch.ops.paceline.tree_feed.default

@@ -4,7 +4,7 @@ Beside `operators`, whose rules hold here too; `models.ops.low_bit` says what th
 Weights come apart, values, scales and zero points: an operator takes tensors.
 """
 
-from importlib import import_module
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 from config.formats import FORMATS, LowBitFormat
 from models.low_bit import LowBitWeight
 from models.ops.low_bit_reference import product, rounded_tokens
-from models.ops.triton.operators import installed
+from models.ops.triton.operators import launched
 
 FP8_CAPABILITY = (8, 9)
 _SCHEMAS = (
@@ -60,20 +60,7 @@ def _meta_low_bit_linear(x: Tensor, token_scales: Tensor | None, weight: Tensor,
     return x.new_empty(x.shape[0], weight.shape[0], dtype=rest[-1])
 
 
-def _cuda(name: str) -> Any:
-    """The kernel, imported when it is first called; the oracle where there is no Triton."""
-    call: Any = None
-
-    def launch(*arguments: Any) -> Any:
-        nonlocal call
-        if call is None:
-            call = getattr(import_module(f"{__package__}.launch_low_bit"), name) if installed() else _ON_CPU[name]
-        return call(*arguments)
-
-    return launch
-
-
-_ON_CPU = {"quantise_tokens": rounded_tokens, "low_bit_linear": _cpu_low_bit_linear}
+_ON_CPU: Mapping[str, Callable[..., Any]] = {"quantise_tokens": rounded_tokens, "low_bit_linear": _cpu_low_bit_linear}
 _ON_META = {"quantise_tokens": _meta_quantise_tokens, "low_bit_linear": _meta_low_bit_linear}
 _LIBRARY: Any = torch.library.Library("paceline", "FRAGMENT")  # type: ignore[no-untyped-call]
 for _schema in _SCHEMAS:
@@ -81,7 +68,7 @@ for _schema in _SCHEMAS:
     _LIBRARY.define(_schema)
     _LIBRARY.impl(_name, _ON_CPU[_name], "CPU")
     _LIBRARY.impl(_name, _ON_META[_name], "Meta")
-    _LIBRARY.impl(_name, _cuda(_name), "CUDA")
+    _LIBRARY.impl(_name, launched(_name, "launch_low_bit", _ON_CPU[_name]), "CUDA")
 
 quantise_tokens = torch.ops.paceline.quantise_tokens.default
 low_bit_linear = torch.ops.paceline.low_bit_linear.default

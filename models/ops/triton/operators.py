@@ -89,26 +89,26 @@ def kernel_errors() -> tuple[type[Exception], ...]:
     return RuntimeError, import_module("triton.errors").TritonError
 
 
-def _launched(name: str) -> Callable[..., Any]:
-    """The CUDA implementation: imports the kernels when it is first called. Without Triton, and from the first kernel
-    on that Triton cannot compile for this device, the oracle computes, slowly, and a capture fails."""
+def launched(name: str, module: str, oracle: Callable[..., Any]) -> Callable[..., Any]:
+    """The CUDA implementation: imports `module` of this package when it is first called. Without Triton, and from the
+    first kernel on that Triton cannot compile for this device, the oracle computes, slowly, and a capture fails."""
     launch: Callable[..., Any] | None = None
 
     def call(*arguments: Any) -> Any:
         nonlocal launch
         if launch is None:
-            launch = getattr(import_module(f"{__package__}.launch"), name) if installed() else _ON_CPU[name]
+            launch = getattr(import_module(f"{__package__}.{module}"), name) if installed() else oracle
         try:
             return launch(*arguments)
         except kernel_errors() as error:
-            if isinstance(error, RuntimeError) or launch is _ON_CPU[name]:
+            if isinstance(error, RuntimeError) or launch is oracle:
                 raise
             _LOG.exception(
                 "Triton's kernel of paceline::%s does not run on this device; torch's operations compute it from now "
                 "on, slower and rounded otherwise",
                 name,
             )
-            launch = _ON_CPU[name]
+            launch = oracle
             return launch(*arguments)
 
     return call
@@ -246,7 +246,7 @@ for _schema in _SCHEMAS:
     _LIBRARY.define(_schema)
     _LIBRARY.impl(_name, _ON_CPU[_name], "CPU")
     _LIBRARY.impl(_name, _ON_META[_name], "Meta")
-    _LIBRARY.impl(_name, _cuda_head if _name == "head" else _launched(_name), "CUDA")
+    _LIBRARY.impl(_name, _cuda_head if _name == "head" else launched(_name, "launch", _ON_CPU[_name]), "CUDA")
 
 # The overloads themselves: a call through the packet resolves them anew.
 rms_norm = torch.ops.paceline.rms_norm.default
