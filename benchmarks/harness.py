@@ -181,6 +181,16 @@ def markdown(head: str | Sequence[object], rows: Sequence[str | Sequence[object]
     return "\n".join([f"| {lines[0]} |", f"|{rule}", *(f"| {line} |" for line in lines[1:])])
 
 
+def replace_block(page: Path, name: str, text: str) -> None:
+    """Between `<!-- NAME: begin -->` and its end. Raises ValueError where the page has no place for it."""
+    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+    before, found, rest = page.read_text(encoding="utf-8").partition(begin)
+    _, ended, after = rest.partition(end)
+    if not found or not ended:
+        raise ValueError(f"{page.name} has no {begin} ... {end}")
+    page.write_text(f"{before}{begin}\n{text}\n{end}{after}", encoding="utf-8")
+
+
 # Measurement.
 
 

@@ -5,13 +5,12 @@ docs/results/ablation.md. Measures nothing.
 """
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from benchmarks.harness import ROOT, load, markdown
+from benchmarks.harness import ROOT, load, markdown, replace_block
 
 PAGE = ROOT / "docs/results/ablation.md"
 NAMES = {
@@ -32,7 +31,6 @@ HEAD = (
 T95: tuple[float, ...]
 T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
 T95 += (2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042)
-_BLOCK = re.compile(r"(<!-- experiments\.ablation: begin -->\n).*?(<!-- experiments\.ablation: end -->)", re.DOTALL)
 Row = Mapping[str, Any]
 
 
@@ -42,16 +40,8 @@ def write_pages(record: Path) -> str:
     text = table(found["runs"], found["same_tokens"], found["machine"])
     record.with_suffix(".md").write_text(f"# Each system, and all together\n\n{text}\n", encoding="utf-8")
     if record == ROOT / "experiments/results/ablation.json":
-        replace_block(PAGE, text)
+        replace_block(PAGE, "experiments.ablation", text + "\n")
     return text
-
-
-def replace_block(page: Path, text: str) -> None:
-    """Raises ValueError where the page has no place for it."""
-    old = page.read_text(encoding="utf-8")
-    if not _BLOCK.search(old):
-        raise ValueError(f"{page.name}: no <!-- experiments.ablation: begin --> ... <!-- experiments.ablation: end -->")
-    page.write_text(_BLOCK.sub(lambda found: f"{found[1]}\n{text}\n\n{found[2]}", old), encoding="utf-8")
 
 
 def table(

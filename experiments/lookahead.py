@@ -145,7 +145,8 @@ def main(
     lr = loaded.learner.optimizer.lr
     for name, row in found.items():
         print(f"lr {lr:g}, {name}: {row}")
-    settings = {"config": str(config), "steps": steps, "overrides": list(overrides), "lr": lr}
+    path = str(config.relative_to(ROOT)) if config.is_relative_to(ROOT) else config.name
+    settings = {"config": path, "steps": steps, "overrides": list(overrides), "lr": lr}
     write(out, "How much early text stands, by age and position?", found, settings=settings)
 
 

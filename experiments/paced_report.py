@@ -4,14 +4,13 @@ Owns `experiments/results/paced_run.md` and what stands between `<!-- experiment
 docs/results/paced.md.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from textwrap import fill
 from typing import Any
 
-from benchmarks.harness import ROOT, interval, load, markdown
+from benchmarks.harness import ROOT, interval, load, markdown, replace_block
 
 MOST_LATE = 0.05  # of a run's parts; with more it is void
 FIRST = 3  # RL steps that are shown by themselves
@@ -35,7 +34,6 @@ HEAD = (
     "arm | seeds | rollout, times faster | RL step, times faster | first RL steps | accept length | "
     "saved, said | saved, measured | late"
 )
-_BLOCK = re.compile(r"(<!-- experiments\.paced_run: begin -->\n).*?(<!-- experiments\.paced_run: end -->)", re.DOTALL)
 Row = Mapping[str, Any]
 
 
@@ -45,8 +43,7 @@ def write_pages(record: Path) -> str:
     text = table(found["runs"], found["settings"], found["machine"])
     record.with_suffix(".md").write_text(f"# Paced runs\n\n{text}\n", encoding="utf-8")
     if record == ROOT / "experiments/results/paced_run.json" and PAGE.exists():
-        page = PAGE.read_text(encoding="utf-8")
-        PAGE.write_text(_BLOCK.sub(lambda block: f"{block[1]}\n{text}\n\n{block[2]}", page), encoding="utf-8")
+        replace_block(PAGE, "experiments.paced_run", f"\n{text}\n")
     return text
 
 

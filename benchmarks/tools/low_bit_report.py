@@ -5,10 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.figures import Line, Panel, draw
-from benchmarks.harness import markdown
+from benchmarks.harness import markdown, replace_block
 
 Row = Mapping[str, Any]
-BEGIN, END = "<!-- benchmarks.low_bit: begin -->", "<!-- benchmarks.low_bit: end -->"  # docs/results/quantization.md
 FEW = 8  # requests, up to which the 20M model's goals hold
 OVER_FP32, OVER_BF16, OVER_VLLM, LEARNER, SHARE, GAP = 3.0, 2.0, 1.0, 1.1, 0.01, 1e-3
 SPEEDS = ("fp32", "bf16", "w8a8", "w8a8 fp32", "w4a8", "vllm bf16", "vllm w8a8")
@@ -127,13 +126,9 @@ def _agreement(rows: Sequence[Row]) -> str:
 
 def refresh(page: Path, record: Row) -> None:
     """The tables in `page`, between its marks. Raises ValueError if they are not there."""
-    before, begin, rest = page.read_text(encoding="utf-8").partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"{page} has no {BEGIN} ... {END}")
     machine = record["machine"]
     said = f"{machine['cpu']}, {record['settings']['threads']} threads, commit {machine['commit']}."
-    page.write_text(f"{before}{begin}\n{said}\n\n{table(record)}\n{end}{after}", encoding="utf-8")
+    replace_block(page, "benchmarks.low_bit", f"{said}\n\n{table(record)}")
 
 
 def plot(record: Row, path: Path) -> None:

@@ -87,11 +87,6 @@ class EarlySampling:
         """The worker looks ahead."""
         return bool(self._held.get(worker))
 
-    @property
-    def returning(self) -> bool:
-        """Text of aborted ones is on its way."""
-        return any(self._aborted.values())
-
     def give(self, worker: str, most: int, workers: int) -> tuple[Request, ...]:
         """What the idle worker, one of so many, samples next, at most `most` at once. Text that there is already is
         checked and gone on from."""

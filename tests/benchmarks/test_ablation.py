@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.harness import replace_block
 from experiments import ablation_report
 from experiments.ablation import OTHER_TOKENS, SYSTEMS, TASKS, Journal, Run, in_order, same_tokens
 from launch.config import load_config
@@ -84,8 +85,8 @@ def test_the_table_pairs_by_seed_and_says_what_failed() -> None:
 def test_the_page_has_a_place(tmp_path: Path) -> None:
     copy = tmp_path / ablation_report.PAGE.name
     copy.write_text(ablation_report.PAGE.read_text(encoding="utf-8"), encoding="utf-8")
-    ablation_report.replace_block(copy, "filled")
+    replace_block(copy, "experiments.ablation", "filled\n")
     assert copy.read_text(encoding="utf-8").count("filled") == 1
     (tmp_path / "none.md").write_text("nothing here")
     with pytest.raises(ValueError, match=r"none\.md"):
-        ablation_report.replace_block(tmp_path / "none.md", "filled")
+        replace_block(tmp_path / "none.md", "experiments.ablation", "filled\n")

@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 
 from benchmarks import low_bit
-from benchmarks.tools.low_bit_report import BEGIN, END, goals, refresh, table
+from benchmarks.tools.low_bit_report import goals, refresh, table
+
+BEGIN, END = "<!-- benchmarks.low_bit: begin -->", "<!-- benchmarks.low_bit: end -->"
 
 
 def row(size: str, requests: int, **seconds: float) -> dict[str, Any]:

@@ -61,7 +61,7 @@ def test_what_is_aborted_comes_back_and_goes_on_from_its_text() -> None:
     assert ids == tuple(request.request_id for request in given_)
     early.finished("w", ended(ids[0], [5, 6], FinishReason.ABORT))
     early.lost("w")  # before it said the other
-    assert not early.returning
+    assert not any(early._aborted.values())
     again = early.give("v", 3, 1)
     assert sorted(request.noise_key for request in again) == [0, 1, 2]
     assert [r.early.tolist() for r in again if r.early is not None] == [[5, 6]]

@@ -75,17 +75,7 @@ class StepAccount:
         ended = self._cut_between(plan, occupancy, now_s)
         self._fresh_weights = False
         if policy is not None:
-            outcome = StepOutcome(
-                kind=_kind(self._evaluation, False, False),
-                strategy=PLAIN,
-                load=load,
-                prompt_tokens=plan.prefill_tokens + checked.drafted,
-                drafted=0,
-                accepted=0,
-                elapsed_s=elapsed_s,
-                draft_s=0.0,
-            )
-            policy.record(outcome)
+            policy.record(_costs_alone(self._evaluation, PLAIN, load, plan.prefill_tokens + checked.drafted, elapsed_s))
         emitted, decoding = settled.new_tokens, load.running
         plain_s = self._plain_s.get(decoding.bit_length()) if policy is None else policy.plain_s(load)
         saved_s = 0.0 if plain_s is None or not decoding else plain_s * emitted / decoding - elapsed_s
@@ -172,17 +162,7 @@ class StepAccount:
                 expected_s = policy.expected_s(outcome)
             policy.record(outcome)
         elif policy is not None and plan.prefill_tokens:  # its time tells what many rows cost
-            rest = StepOutcome(
-                kind=_kind(evaluation, False, False),
-                strategy=strategy,
-                load=load,
-                prompt_tokens=plan.prefill_tokens,
-                drafted=0,
-                accepted=0,
-                elapsed_s=elapsed_s,
-                draft_s=0.0,
-            )
-            policy.record(rest)
+            policy.record(_costs_alone(evaluation, strategy, load, plan.prefill_tokens, elapsed_s))
         timed_s = elapsed_s if typical else 0.0
         if policy is None and typical:  # what early text will be compared with
             self._plain_s[decoding.bit_length()] = elapsed_s
@@ -225,6 +205,20 @@ def _kind(evaluation: bool, typical: bool, caught_up: bool) -> StepKind:
     if not typical:
         return StepKind.DISTURBED
     return StepKind.CAUGHT_UP if caught_up else StepKind.USUAL
+
+
+def _costs_alone(evaluation: bool, strategy: Strategy, load: Load, prompt_tokens: int, elapsed_s: float) -> StepOutcome:
+    """Of a step that tells what its rows cost, and nothing about a strategy."""
+    return StepOutcome(
+        kind=_kind(evaluation, False, False),
+        strategy=strategy,
+        load=load,
+        prompt_tokens=prompt_tokens,
+        drafted=0,
+        accepted=0,
+        elapsed_s=elapsed_s,
+        draft_s=0.0,
+    )
 
 
 def _by_request(
