@@ -109,14 +109,14 @@ class DataOptions(BaseModel, frozen=True, extra="forbid"):
     train_split: Annotated[str | None, Field(description="split of a dataset directory; default: train")] = None
     eval_split: Annotated[
         str | None,
-        Field(description="split of a directory; default: first of test, validation, valid, val, dev, eval"),
+        Field(description="split of a directory; default: test, validation, ..."),
     ] = None
     prompt_field: Annotated[str, Field(description="record field with a text or a list of messages")] = "prompt"
     answer_field: Annotated[str, Field(description="record field that is passed to the reward")] = "answer"
     id_field: Annotated[str | None, Field(description="record field with a unique id; default: line number")] = None
     source_field: Annotated[
         str | None,
-        Field(description="record field with a prompt's source; evaluations also report each source"),
+        Field(description="record field with a prompt's source, for evaluations"),
     ] = None
     system_prompt: Annotated[str | None, Field(description="prepended as a system message"), _CHAT] = None
     template: Annotated[

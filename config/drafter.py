@@ -80,7 +80,7 @@ class DrafterOptions(BaseModel, frozen=True, extra="forbid"):
     checkpoint_keep: Annotated[int, Field(ge=1, description="number that is kept")] = 2
     collectives: Annotated[
         Collectives,
-        Field(description="how trainers sum gradients; auto: NCCL between GPUs; gloo: over the hosts, slower"),
+        Field(description="auto: NCCL between GPUs; gloo: over the hosts, slower"),
     ] = "auto"
     stop_timeout_s: Annotated[float, Field(gt=0, description="a trainer that takes longer to stop is killed")] = 2.0
     seed: Annotated[int, Field(description="seed of fresh weights and of the buffer's choice")] = 0

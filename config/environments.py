@@ -12,7 +12,7 @@ class EnvironmentOptions(BaseModel, frozen=True, extra="forbid"):
 
     factory: Annotated[
         str | None,
-        Field(description="package.module:NAME of a class or function that makes an episode's environment"),
+        Field(description="package.module:NAME that makes an episode's environment"),
         NamesCode(),
     ] = None
     options: Annotated[
@@ -22,7 +22,7 @@ class EnvironmentOptions(BaseModel, frozen=True, extra="forbid"):
     ] = {}
     tools: Annotated[
         tuple[str, ...],
-        Field(description="tools that the model may call, each package.module:function, in place of factory"),
+        Field(description="in place of factory: functions that the model may call, package.module:NAME"),
         NamesCode(),
     ] = ()
     tool_format: Annotated[

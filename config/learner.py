@@ -22,7 +22,7 @@ class OptimizerOptions(BaseModel, frozen=True, extra="forbid"):
     warmup_steps: Annotated[int, Field(ge=0, description="linear warm-up, optimizer steps")] = 0
     schedule: Annotated[
         Literal["constant", "linear", "linear_half"],
-        Field(description="after warm-up: constant; linear to 0; linear_half: constant to half time, then linear to 0"),
+        Field(description="after warm-up; linear: to 0; linear_half: constant to half time, then to 0"),
     ] = "constant"
     max_grad_norm: Annotated[float, Field(gt=0, description="gradients are clipped to this norm")] = 1.0
 
@@ -36,7 +36,7 @@ class WarmupOptimizerOptions(OptimizerOptions, frozen=True, extra="forbid"):
     warmup_steps: Annotated[int, Field(ge=0, description="linear warm-up, optimizer steps")] = 40
     schedule: Annotated[
         Literal["constant", "linear", "linear_half"],
-        Field(description="after warm-up: constant; linear to 0; linear_half: constant to half time, then linear to 0"),
+        Field(description="after warm-up; linear: to 0; linear_half: constant to half time, then to 0"),
     ] = "linear_half"
 
 
@@ -53,15 +53,12 @@ class LearnerOptions(BaseModel, frozen=True, extra="forbid"):
     packing: Annotated[bool, Field(description="pack sequences; false: pad them (for comparison)")] = True
     activation_checkpointing: Annotated[
         bool,
-        Field(description="recompute blocks in the backward pass: less memory, one more forward pass"),
+        Field(description="less memory, one more forward pass"),
     ] = False
     autocast_bf16: Annotated[bool, Field(description="float32 master weights, bfloat16 compute")] = False
     quantization: Annotated[
         Literal["rollout", "none"],
-        Field(
-            description="rollout: compute with the weights and activations of rollout.quantization (QaRL); none: full "
-            "precision, unaligned"
-        ),
+        Field(description="rollout: compute as rollout.quantization does (QaRL); none: full precision, unaligned"),
     ] = "rollout"
     lora: Annotated[
         LoraOptions | None,

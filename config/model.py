@@ -18,25 +18,20 @@ class ModelOptions(BaseModel, frozen=True, extra="forbid"):
 
     path: Annotated[
         str,
-        Field(
-            description="Hugging Face directory, Hub id, GGUF file, or package:NAME of a package that holds one "
-            "(docs/howto/data.md)"
-        ),
+        Field(description="folder, Hub id, GGUF file, or package:NAME (docs/howto/data.md)"),
     ]
     tokenizer: Annotated[str | None, Field(description="tokenizer directory; default: model.path")] = None
     dtype: Annotated[DType, Field(description="dtype of weights and activations in engine and learner")] = "float32"
     batch_invariant: Annotated[
         bool | Literal["engine"] | None,
         Field(
-            description="a row's logits do not depend on its batch, bit for bit; true: engine and learner, CPU only, "
-            "the default there; engine: the native engine on a GPU too"
+            description="a row's logits do not depend on its batch; true: engine and learner, CPU only, default there; "
+            "engine: the native engine, GPU too"
         ),
     ] = None
     implementation: Annotated[
         Literal["auto", "native", "transformers"],
-        Field(
-            description="learner's network; auto: native for Llama, Mistral, Qwen2 and Qwen3, transformers for others"
-        ),
+        Field(description="learner's network; auto: native where possible"),
         NotWith(
             "rollout.quantization",
             own="transformers",

@@ -49,10 +49,7 @@ class SamplerCorrectionOptions(BaseModel, frozen=True, extra="forbid"):
 
     weights: Annotated[
         Level,
-        Field(
-            description="weight pi_old / pi_sampler of a token, of its response, or the geometric mean of the "
-            "response; default with vllm: token"
-        ),
+        Field(description="weight pi_old / pi_sampler of a token, its response, or geometric mean; with vllm: token"),
     ] = "none"
     truncate: Annotated[
         float | None, Field(gt=0, description="largest weight (TIS); default: 2 without a mask, else no limit")
@@ -95,8 +92,7 @@ class OverlongOptions(BaseModel, frozen=True, extra="forbid"):
         int | None,
         Field(
             ge=0,
-            description="reward falls linearly over the last buffer_tokens before the limit; 0: off; null: a fifth of "
-            "max_new_tokens",
+            description="tokens before the limit in which reward falls; 0: off; null: a fifth of max_new_tokens",
         ),
         Bounded("<=", "rollout.sampling.max_new_tokens", remedy="lower it"),
     ] = 0
@@ -111,7 +107,7 @@ class DynamicSamplingOptions(BaseModel, frozen=True, extra="forbid"):
         Field(
             ge=1,
             le=1000,
-            description="rounds of rollouts per RL step until enough groups have different rewards; 1: one round",
+            description="rounds of rollouts per RL step at most; 1: off",
         ),
     ] = 1
 
@@ -128,7 +124,7 @@ class ObjectiveOptions(BaseModel, frozen=True, extra="forbid"):
         str,
         AfterValidator(LOSS),
         LOSS,
-        Field(description="token loss: PPO's clip, GSPO's, TBPO's, CISPO's, -A log pi, or your own function"),
+        Field(description="token loss: PPO's, GSPO's, TBPO's, CISPO's, -A log pi, or your own"),
     ] = "clip"
     loss_arguments: Annotated[dict[str, Any], Field(description="further keyword arguments of your own loss")] = {}
     clip_low: Annotated[
@@ -139,14 +135,14 @@ class ObjectiveOptions(BaseModel, frozen=True, extra="forbid"):
     ] = 0.28
     clip_dual: Annotated[
         float | None,
-        Field(gt=1, description="with a negative advantage A the loss is at most clip_dual * |A|; null: no bound"),
+        Field(gt=1, description="with A < 0 the loss is at most clip_dual * |A|; null: no bound"),
     ] = 3.0
     band_low: Annotated[
         float | None,
         Field(
             gt=0,
             lt=1,
-            description="tbpo: responses with negative advantage and a ratio below 1 - band_low are ignored",
+            description="tbpo: responses with A < 0 and a ratio below 1 - band_low are ignored",
         ),
     ] = None
     band_high: Annotated[
@@ -155,17 +151,11 @@ class ObjectiveOptions(BaseModel, frozen=True, extra="forbid"):
     ] = None
     baseline: Annotated[
         Baseline,
-        Field(
-            description="subtracted from a reward: mean of the group, of the group's other responses, of the batch, "
-            "or nothing"
-        ),
+        Field(description="subtracted from a reward: mean of the group, of its other responses, of the batch"),
     ] = "group"
     normalize: Annotated[
         Normalize,
-        Field(
-            description="advantages are divided by the std of rewards in the group or batch; whiten: standardised "
-            "over the batch's response tokens"
-        ),
+        Field(description="divides by the std of group or batch; whiten: standardises over the batch's tokens"),
     ] = "group"
     advantages: Annotated[
         str | None,
@@ -182,10 +172,7 @@ class ObjectiveOptions(BaseModel, frozen=True, extra="forbid"):
     ] = True
     aggregation: Annotated[
         Aggregation,
-        Field(
-            description="token_mean: over response tokens; seq_mean: over sequences, of token means or sums (norm: "
-            "divided by sum_divisor); fixed_mean: divided by the responses asked for"
-        ),
+        Field(description="how token losses become one (docs/concepts/learning.md)"),
     ] = "token_mean"
     sum_divisor: Annotated[
         float | None,
@@ -203,8 +190,7 @@ class ObjectiveOptions(BaseModel, frozen=True, extra="forbid"):
         float,
         Field(
             ge=0,
-            description="rewards above 0 are multiplied by exp(-length_penalty * z), z the length standardised in its "
-            "group (GRPO-LEAD: 0.05); 0: off",
+            description="rewards above 0 times exp(-length_penalty * z), z the standardised length (GRPO-LEAD: 0.05)",
         ),
         NotWith(
             "rollout.abort.enabled",

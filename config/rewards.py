@@ -15,10 +15,7 @@ class RewardTerm(BaseModel, frozen=True, extra="forbid"):
 
     kind: Annotated[
         Literal["math", "code", "format", "python", "judge", "environment", "reasoning_gym"],
-        Field(
-            description="math: math-verify; code: unit tests; format: a pattern; python: your function; judge: a "
-            "language model; environment: sum over turns; reasoning_gym: the data set's scorer"
-        ),
+        Field(description="who grades (docs/howto/rewards.md)"),
     ]
     name: Annotated[
         str | None,
@@ -32,10 +29,7 @@ class RewardTerm(BaseModel, frozen=True, extra="forbid"):
     ] = "last"
     fallback: Annotated[
         Literal["none", "gsm8k", "answer_line", "last_number", "auto"],
-        Field(
-            description="math, reasoning_gym: answer where none is marked: none, the last '####' line, 'Answer:' line "
-            "or number; auto (reasoning_gym): last number if the right answer is one, else all"
-        ),
+        Field(description="math, reasoning_gym: answer where none is marked (docs/howto/rewards.md)"),
         OnlyWith("kind", ("math", "reasoning_gym")),
         NotWith(
             "kind", ("math",), own="auto", said="only kind reasoning_gym uses auto", remedy="set it to last_number"
@@ -43,26 +37,20 @@ class RewardTerm(BaseModel, frozen=True, extra="forbid"):
     ] = "none"
     pattern: Annotated[
         str | None,
-        Field(
-            description="format: regular expression that a response must contain; judge: its first group is the "
-            "score, default 'Score: NUMBER'"
-        ),
+        Field(description="format: regular expression; judge: its first group is the score, default 'Score: NUMBER'"),
         OnlyWith("kind", ("format", "judge")),
         RequiredWith("kind", "format"),
     ] = None
     function: Annotated[
         str | None,
-        Field(description="python: package.module:NAME of a function, or of a class with `score` or `__call__`"),
+        Field(description="python: package.module:NAME of a function or class"),
         _PYTHON,
         RequiredWith("kind", "python"),
         NamesCode("function"),
     ] = None
     arguments: Annotated[
         dict[str, Any],
-        Field(
-            description="python: further keyword arguments of the function or class; judge: further fields of the "
-            "request, e.g. max_tokens"
-        ),
+        Field(description="python: further keyword arguments; judge: further fields of the request"),
         _CALLED,
     ] = {}
     batch_size: Annotated[
@@ -82,7 +70,7 @@ class RewardTerm(BaseModel, frozen=True, extra="forbid"):
     ] = 0.0
     gpus: Annotated[
         float,
-        Field(ge=0, le=1024, description="python: GPUs of the term's own actor, beside those of workers and learner"),
+        Field(ge=0, le=1024, description="python: GPUs of the term's own actor"),
         _PYTHON,
     ] = 0.0
     url: Annotated[
@@ -105,7 +93,7 @@ class RewardTerm(BaseModel, frozen=True, extra="forbid"):
     ] = None
     retries: Annotated[
         int,
-        Field(ge=0, le=100, description="judge: retries after a timeout, lost connection or status 408, 429, 5xx"),
+        Field(ge=0, le=100, description="judge: retries after timeouts, lost connections, status 408, 429, 5xx"),
         _JUDGE,
     ] = 5
     key_env: Annotated[

@@ -24,9 +24,7 @@ class SamplingOptions(BaseModel, frozen=True, extra="forbid"):
             description="tokens that end a response; default: from the model's files (docs/howto/data.md)",
         ),
     ] = None
-    stop_strings: Annotated[
-        tuple[str, ...], Field(description="texts that end a response, kept up to the token that completes one")
-    ] = ()
+    stop_strings: Annotated[tuple[str, ...], Field(description="texts that end a response")] = ()
 
 
 class EngineOptions(BaseModel, frozen=True, extra="forbid"):
@@ -124,8 +122,7 @@ class PartialOptions(BaseModel, frozen=True, extra="forbid"):
         int | None,
         Field(
             ge=1,
-            description="tokens of one response in one RL step; it continues in the next with newer weights; null: no "
-            "limit",
+            description="tokens of one response in one RL step; null: no limit",
         ),
         Bounded(
             "<",
@@ -159,8 +156,7 @@ class RolloutOptions(BaseModel, frozen=True, extra="forbid"):
         Field(
             ge=0,
             le=1,
-            description="updates by which sampling weights may lag; 1: sample the next step while this one is learned "
-            "(docs/concepts/staleness.md)",
+            description="1: sample the next step while this one is learned (docs/concepts/staleness.md)",
         ),
         NotWith(
             "cluster.layout",
@@ -200,7 +196,6 @@ class RolloutOptions(BaseModel, frozen=True, extra="forbid"):
         float | None,
         Field(
             gt=0,
-            description="largest mean log-prob difference of engine and learner; above it the run stops; default: by "
-            "precision",
+            description="mean log-prob gap of engine and learner that stops the run; default: by precision",
         ),
     ] = None

@@ -95,8 +95,8 @@ class SpeculationOptions(BaseModel, frozen=True, extra="forbid"):
     mode: Annotated[
         Literal["off", "adaptive", "roofline", "paper", "fixed"],
         Field(
-            description="adaptive: highest expected tokens/s, plain decoding included; roofline: EfficientRollout's "
-            "toggle and ladder; paper: TLT Algorithm 1; fixed: the one strategy given"
+            description="adaptive: highest expected tokens/s; roofline: EfficientRollout's toggle and ladder; "
+            "paper: TLT Algorithm 1; fixed: the one strategy given"
         ),
     ] = "adaptive"
     verification: Annotated[
@@ -119,10 +119,7 @@ class SpeculationOptions(BaseModel, frozen=True, extra="forbid"):
     ] = None
     calibration: Annotated[
         str,
-        Field(
-            description="measured costs; auto: those of earlier runs and `paceline calibrate` for this model, "
-            "precision and device; off: none; else a path"
-        ),
+        Field(description="measured costs; auto: of this model, precision and device; off: none; else a path"),
     ] = "auto"
     exploration: Annotated[
         float,

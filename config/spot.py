@@ -12,20 +12,17 @@ class SpotOptions(BaseModel, frozen=True, extra="forbid"):
 
     provider: Annotated[
         Literal["auto", "aws", "gcp", "azure", "none"],
-        Field(
-            description="cloud whose metadata service nodes poll for notices; auto: each node finds out, on a "
-            "cluster; none: no polling"
-        ),
+        Field(description="cloud whose notices nodes poll; auto: each node finds out; none: no polling"),
     ] = "auto"
     poll_s: Annotated[float, Field(ge=0.05, le=60, description="seconds between two polls of a node")] = 1.0
     base_url: Annotated[
         str,
         Field(
             pattern=r"^http://(\[[0-9A-Fa-f:.]+\]|[^\s/?#@:\[\]]+)(:[0-9]{1,5})?(/[^\s?#]*)?$",
-            description="URL of the metadata service; change it for a proxy or IPv6 (http://[fd00:ec2::254])",
+            description="URL of the metadata service, e.g. http://[fd00:ec2::254]",
         ),
     ] = METADATA_URL
     acknowledge: Annotated[
         bool,
-        Field(description="acknowledge Azure's event once the node has no work (events of one VM only)"),
+        Field(description="acknowledge Azure's event once the node has no work"),
     ] = False

@@ -25,7 +25,7 @@ class BudgetOptions(BaseModel, frozen=True, extra="forbid"):
         Field(
             gt=0,
             le=1,
-            description="budget as a share of rollouts_per_prompt responses to every prompt; null: no budget",
+            description="the same, as a share of rollouts_per_prompt responses to every prompt; null: no budget",
         ),
         NotWith(
             "tokens_per_step",
@@ -60,18 +60,12 @@ class AbortOptions(BaseModel, frozen=True, extra="forbid"):
     ] = False
     marker: Annotated[
         AnswerMarker | None,
-        Field(
-            description="mark of an answer: \\boxed{...}, a closed ``` fence, <answer>...</answer>; null: by the "
-            "reward's terms"
-        ),
+        Field(description="mark of an answer; null: by the reward's terms"),
         _ABORT,
     ] = None
     keep: Annotated[
         Literal["auto"] | Annotated[float, Field(gt=0, le=1)],
-        Field(
-            description="probability that a late response continues, with weight 1 / keep; auto: minimises gradient "
-            "variance per token"
-        ),
+        Field(description="probability that a late response continues; auto: minimises gradient variance per token"),
         _ABORT,
     ] = "auto"
     min_keep: Annotated[
@@ -83,13 +77,13 @@ class AbortOptions(BaseModel, frozen=True, extra="forbid"):
     grace_tokens: Annotated[int, Field(ge=0, description="tokens between the answer and the stop"), _ABORT] = 16
     poll_quantile: Annotated[
         float,
-        Field(ge=0, le=1, description="quantile of natural lengths before which no answered response is stopped"),
+        Field(ge=0, le=1, description="quantile of lengths before which no answered response stops"),
         _ABORT,
         Bounded("<", "abort_quantile", when="enabled"),
     ] = 0.2
     abort_quantile: Annotated[
         float,
-        Field(gt=0, le=1, description="quantile of natural lengths, plus grace_tokens, after which a response is late"),
+        Field(gt=0, le=1, description="quantile of lengths, plus grace_tokens, after which a response is late"),
         _ABORT,
     ] = 0.8
     window: Annotated[
@@ -117,7 +111,7 @@ class SkipOptions(BaseModel, frozen=True, extra="forbid"):
         Field(
             gt=0,
             lt=1,
-            description="in place of after: preferred success rate; prompts far from it are skipped more often",
+            description="in place of after: preferred success rate",
         ),
     ] = None
     keep: Annotated[

@@ -87,9 +87,7 @@ class CheckpointOptions(BaseModel, frozen=True, extra="forbid"):
 class ClusterOptions(BaseModel, frozen=True, extra="forbid"):
     """Where the actors run."""
 
-    address: Annotated[
-        str | None, Field(description="Ray address; default: RAY_ADDRESS, else a Ray of its own on this machine")
-    ] = None
+    address: Annotated[str | None, Field(description="Ray address; default: RAY_ADDRESS, else a Ray of its own")] = None
     layout: Annotated[
         Literal["embedded", "colocated", "disaggregated"],
         Field(
@@ -103,10 +101,7 @@ class ClusterOptions(BaseModel, frozen=True, extra="forbid"):
     gpus_per_learner: Annotated[float, Field(ge=0, le=1024, description="GPUs per learner rank")] = 1
     gpu: Annotated[
         str | None,
-        Field(
-            description="smallest GPU of the run, e.g. H100 or A10G, for the memory check (`paceline plan-step`); "
-            "default: as found"
-        ),
+        Field(description="smallest GPU of the run, e.g. A10G, for the memory check; default: as found"),
         NotWith(
             "layout",
             ("embedded",),
@@ -128,17 +123,11 @@ class ClusterOptions(BaseModel, frozen=True, extra="forbid"):
     ] = None
     weights: Annotated[
         Literal["auto", "store", "ipc", "broadcast"],
-        Field(
-            description="how engines get new weights: Ray's object store, CUDA IPC on a shared GPU, or broadcast "
-            "(NCCL, gloo on CPUs); auto: by layout"
-        ),
+        Field(description="how engines get new weights (docs/concepts/fleet.md); auto: by layout"),
     ] = "auto"
     offload: Annotated[
         Literal["auto", "never", "always"],
-        Field(
-            description="free the KV cache while the learner works, and keep optimizer state on the host while "
-            "engines decode; auto: if a shared GPU needs it"
-        ),
+        Field(description="free memory of a shared GPU between phases; auto: if it needs it"),
         NotWith(
             "rollout.staleness",
             own="always",

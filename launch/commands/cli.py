@@ -194,7 +194,8 @@ def show_config(
     with failures(debug, into_pipe=True):
         from launch.config.bias import biases_of
         from launch.config.lookahead import no_lookahead
-        from launch.config.show import resolved_lines, schema_markdown
+        from launch.config.manual import schema_markdown
+        from launch.config.show import resolved_lines
 
         if schema:
             typer.echo(schema_markdown(), nl=False)

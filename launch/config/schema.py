@@ -118,13 +118,20 @@ def _one(member: Any) -> str:
         return "one of " + ", ".join(str(choice) for choice in get_args(member))
     if get_origin(member) is tuple:
         items = get_args(member)
-        if items[-1] is Ellipsis:
-            return "a list of " + _one(items[0]).removeprefix("a ").removeprefix("an ") + "s"
-        return f"a list of {len(items)} " + _one(items[0]).removeprefix("a ").removeprefix("an ") + "s"
+        count = "" if items[-1] is Ellipsis else f"{len(items)} "
+        return f"a list of {count}{_plural(_one(items[0]))}"
     if isinstance(member, type) and issubclass(member, BaseModel):
         short = getattr(member, "in_short", None)
         return f"{short}, or a section" if short else "a section"
     return _WORDS.get(member, getattr(member, "__name__", str(member)))
+
+
+def _plural(text: str) -> str:
+    """`an integer, >= 1` -> `integers, >= 1`; choices stay as they are."""
+    if text.startswith("one of "):
+        return text.removeprefix("one of ")
+    kind, comma, bounds = text.removeprefix("a ").removeprefix("an ").partition(",")
+    return f"{kind}s{comma}{bounds}"
 
 
 def _constraints(metadata: tuple[Any, ...]) -> Iterator[Any]:

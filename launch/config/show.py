@@ -1,4 +1,4 @@
-"""How a configuration is shown: as YAML for a run folder, with sources for people, as a table of all keys."""
+"""How a configuration is shown: as YAML for a run folder, with sources for people."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -8,7 +8,7 @@ from pydantic import BaseModel
 from config.tree import Config
 from launch.config.document import dump
 from launch.config.load import Loaded
-from launch.config.schema import Key, keys, render
+from launch.config.schema import render
 
 
 def to_yaml(config: Config) -> str:
@@ -43,31 +43,3 @@ def _value(value: Any, label: str, loaded: Loaded, key: str, indent: str, depth:
 
 def _scalar(value: Any) -> str:
     return dump(value, flow=True) if isinstance(value, str) else render(value)
-
-
-def schema_markdown() -> str:
-    """Every key with type, default and description, as Markdown: the body of docs/reference/configuration.md."""
-    lines: list[str] = []
-    sections = [key for key in keys() if key.section is not None]
-    for section in sections:
-        lines += ["", f"### `{section.name}`", "", section.description, ""]
-        lines += ["| key | value | default | meaning |", "|---|---|---|---|"]
-        for key in (key for key in keys() if key.section is None and _parent(key.name) == section.name):
-            default = "required" if key.required else f"`{key.default_text}`"
-            cells = (f"`{key.name}`", _brief(key), default, key.description)
-            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    return "\n".join(lines).strip() + "\n"
-
-
-def _brief(key: Key) -> str:
-    """What a value must be, in fewer words than in an error. A default of null says that null is possible."""
-    text = key.expected.removeprefix("a ").removeprefix("an ").removeprefix("one of ")
-    text = text.replace("true or false", "boolean").replace("or one of ", "or ")
-    if key.default is None and not key.required:
-        text = text.removesuffix(" or null")
-    return text
-
-
-def _parent(name: str) -> str:
-    """`reward.terms.*.kind` -> `reward.terms`."""
-    return name.rpartition(".")[0].removesuffix(".*")

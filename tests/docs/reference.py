@@ -15,8 +15,8 @@ from typer.models import ArgumentInfo, OptionInfo
 
 from launch.commands.cli import app
 from launch.config.foreign.lookup import table
+from launch.config.manual import schema_markdown
 from launch.config.schema import render
-from launch.config.show import schema_markdown
 
 FOLDER = Path(__file__).parents[2] / "docs" / "reference"
 COMMAND = "python -m tests.docs.reference"

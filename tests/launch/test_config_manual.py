@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from launch.config import check_environment, load_config
+from launch.config.manual import schema_markdown
 from launch.config.schema import by_name, keys, nearest
-from launch.config.show import schema_markdown
 from tests.launch.test_config_check import Write
 
 
@@ -18,6 +18,29 @@ def test_schema_has_every_key_once_with_a_description() -> None:
     kinds = "one of math, code, format, python, judge, environment, reasoning_gym"
     assert by_name()["reward.terms.*.kind"].expected == kinds
     assert by_name()["rollout.engine.threads"].expected == "an integer, >= 1, <= 4096 or null"
+
+
+def test_a_row_has_default_range_and_choices() -> None:
+    rows = {line.split(" | ")[0].removeprefix("| "): line for line in schema_markdown().splitlines()}
+    assert "| `16`, from 1 |" in rows["`rollout.prompts_per_step`"]  # a bound against typing errors is left out
+    assert "| `0.1`, above 0 to 1 |" in rows["`rollout.abort.min_keep`"]
+    assert "| `null`, integer 1 to 4096 |" in rows["`rollout.engine.threads`"]
+    assert "| `coupled`, rejection |" in rows["`rollout.speculation.verification`"]
+    assert "| `auto`, number above 0 to 1 |" in rows["`rollout.abort.keep`"]
+    assert "| `false` |" in rows["`drafter.train`"]
+
+
+def test_keys_with_the_same_meaning_share_a_row() -> None:
+    lines = schema_markdown().splitlines()
+    assert "| `eval.sets.*.samples`, " in next(line for line in lines if line.endswith("| default: as in `eval` |"))
+    (optimizer,) = (line for line in lines if line.startswith("| `warmup.optimizer.name`"))
+    assert optimizer.endswith("|  | as in `learner.optimizer` |")
+    assert "`warmup.optimizer.lr`" not in optimizer  # it has another default
+
+
+def test_lists_are_named_by_what_they_hold() -> None:
+    assert by_name()["eval.at"].expected == "a list of integers, >= 1, at least 1 or null"
+    assert by_name()["learner.lora.targets"].expected.startswith("a list of q_proj, k_proj")
 
 
 def test_nearest_key() -> None:
