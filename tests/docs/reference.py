@@ -24,6 +24,7 @@ BEGIN, END = "<!-- tests.docs.reference: begin -->", "<!-- tests.docs.reference:
 _VALUES = {int: "N", float: "X", str: "TEXT", Path: "PATH"}
 
 
+PLAIN_CONFIG = "YAML file (see examples/)"
 ABOVE = ("debug", "overrides")  # what the page says once, above all commands
 OF_STATUS = ("run", "address", "credentials", "as_json")  # what all commands of the admin service take
 
@@ -62,13 +63,14 @@ def _command(name: str, function: Callable[..., Any]) -> Iterator[str]:
             label = ", ".join(names) + (f" {shown}" if _value(kind) else "")
         if parameter.name in ABOVE or (as_status and parameter.name in OF_STATUS):
             continue
-        rows.append(f"| `{_cell(label)}` | {_default(required, parameter.default)} | {_cell(info.help or '')} |")
+        if label != "CONFIG" or info.help != PLAIN_CONFIG:
+            rows.append(f"| `{_cell(label)}` | {_meaning(required, parameter.default, info)} |")
     optional = as_status or any(row.startswith("| `-") for row in rows)
     yield from (f"## `paceline {name}`", "", f"`{' '.join(usage)}{' [OPTIONS]' if optional else ''}`", "")
     shared = " `RUN`, `--address`, `--credentials` and `--json` are those of `paceline status`." if as_status else ""
     yield from (_cell(inspect.getdoc(function) or "") + shared, "")
     if rows:
-        yield from ("| argument | default | meaning |", "|---|---|---|", *rows)
+        yield from ("| argument | meaning |", "|---|---|", *rows)
 
 
 def _value(kind: Any) -> str:
@@ -82,10 +84,13 @@ def _value(kind: Any) -> str:
     return _VALUES.get(kind, "")
 
 
-def _default(required: bool, value: Any) -> str:
+def _meaning(required: bool, value: Any, info: ArgumentInfo | OptionInfo) -> str:
+    """The help; of options also "required" or the default, unless that is nothing."""
     if required:
-        return "required"
-    return "" if value in (None, False, "") or value == [] else f"`{render(value)}`"
+        extra = "required" if isinstance(info, OptionInfo) else ""
+    else:
+        extra = "" if value in (None, False, "") or value == [] else f"default: {render(value)}"
+    return "; ".join(part for part in (_cell(info.help or ""), extra) if part)
 
 
 def _cell(text: str) -> str:

@@ -34,6 +34,11 @@ def test_a_page_can_be_read_at_once(page: Path) -> None:
     assert prose.of(page).words <= prose.MOST_WORDS
 
 
+@pytest.mark.parametrize("page", sorted((ROOT / "docs/results").glob("*.md")), ids=name)
+def test_a_record_answers_one_question(page: Path) -> None:
+    assert prose.of(page).words <= prose.RESULT_WORDS
+
+
 def test_the_readme_is_short() -> None:
     assert prose.of(ROOT / "README.md").lines <= prose.README_LINES
 
