@@ -1,1 +1,1 @@
-"""Reserved for the coordinator of the spot trainer (BUSY, IDLE, TRAINING): nothing needs one before that trainer."""
+"""The coordinator: which idle workers train the drafter together, and when they stop (docs/concepts/coordinator.md)."""

@@ -1,4 +1,4 @@
-"""A coordinator of its own process, and its key files.
+"""Run a coordinator in a process of its own, or make its key files.
 
 python -m coordinator run --directory runs/demo [--lease-s 10 --threshold 1 ...]
 python -m coordinator keys DIRECTORY
@@ -22,7 +22,7 @@ from coordinator.transport.security import KeyFilesError, write_keys
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Exit codes: 0 ended by SIGTERM or SIGINT, 1 failed, 2 usage."""
+    """Run the command line. Exit codes: 0 after SIGTERM or SIGINT, 1 on failure, 2 on wrong usage."""
     parser = argparse.ArgumentParser(
         prog="python -m coordinator", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,4 +1,4 @@
-"""Where a coordinator is to be found: the file `coordinator.json` in the folder of its run. Owns its form only."""
+"""Where a coordinator is found: the file `coordinator.json` in the folder of its run. Owns its form only."""
 
 import json
 import os
@@ -13,12 +13,12 @@ FILE_NAME = "coordinator.json"
 
 
 class AddressFileError(ValueError):
-    """A file that is no coordinator's."""
+    """The file is not a coordinator's address file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """A coordinator that runs, or ran."""
+    """The address of a coordinator that runs, or ran."""
 
     endpoint: str  # for workers and the driver: tcp://host:port
     admin: str  # host:port
@@ -29,7 +29,7 @@ class Address:
     admin_tls: bool = False
 
     def write(self, directory: Path) -> None:
-        """Atomically, so that a reader never sees half of it."""
+        """Write the file atomically, so that a reader never sees half of it. Raises OSError."""
         directory.mkdir(parents=True, exist_ok=True)
         path = directory / FILE_NAME
         beside = path.with_name(f".{FILE_NAME}.{os.getpid()}")
@@ -38,7 +38,7 @@ class Address:
 
     @classmethod
     def read(cls, directory: Path) -> Self | None:
-        """None if there is no such file. Raises AddressFileError."""
+        """Read the file; None if there is none. Raises AddressFileError."""
         path = directory / FILE_NAME
         try:
             return cls(**json.loads(path.read_text(encoding="utf-8")))
@@ -49,14 +49,15 @@ class Address:
 
 
 def reachable(address: str) -> str:
-    """`address` (host:port) of a listener as others may call it: with this machine's own address where it listens at
-    every one."""
+    """Return `address` (host:port) of a listener as others can call it: with this machine's own address if it listens
+    on every one.
+    """
     host, _, port = address.rpartition(":")
     return f"{_own_address()}:{port}" if host.strip("[]") in OPEN_TO_ALL else address
 
 
 def _own_address() -> str:
-    """Of the interface that leads out of here; loopback if none does."""
+    """Return the address of the interface that leads out of here; loopback if none does."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as out:
         try:
             out.connect(("192.0.2.1", 9))  # an address of documentation (RFC 5737): nothing is sent

@@ -1,7 +1,7 @@
-"""The driver's end of its link. Owns the one thing the driver says: whether a rollout is under way. No sockets, no
-clock.
+"""The driver's end of its link. Owns the one thing that the driver reports: whether a rollout is under way. No sockets,
+no clock.
 
-It says its present state at every change and with every heartbeat, so a restarted coordinator learns it unasked.
+It reports its state at every change and with every heartbeat, so a restarted coordinator need not ask for it.
 """
 
 import math
@@ -13,7 +13,7 @@ from coordinator.wire import Ack, Say, Tell
 
 
 class Driver:
-    """incarnation: higher than that of any driver before (a start time will do)."""
+    """The driver's reports. incarnation: higher than that of any driver before (a start time will do)."""
 
     def __init__(self, incarnation: int, options: CoordinatorOptions, now_s: float) -> None:
         self._options = options
@@ -30,15 +30,15 @@ class Driver:
 
     @property
     def due_s(self) -> float:
-        """When `tick` has something to do."""
+        """Return when `tick` has something to do, in seconds of the caller's clock."""
         return min(self._beat_at_s, self._link.due_s)
 
     def connected(self, now_s: float) -> bool:
-        """The coordinator has acknowledged something lately."""
+        """Return whether the coordinator has acknowledged a message lately."""
         return now_s < self._link.alive_s + self._options.lease_s
 
     def take(self) -> list[Say]:
-        """What is to be sent."""
+        """Return the messages to send, and forget them."""
         out, self._out = self._out, []
         return out
 
@@ -48,7 +48,7 @@ class Driver:
             self._link.hear(message, now_s)
 
     def tick(self, now_s: float) -> None:
-        """To be called at `due_s`; harmless at any time."""
+        """Do what is due. Call it at `due_s`; calls at any other time are harmless."""
         if now_s >= self._beat_at_s:
             self._beat_at_s = now_s + self._options.heartbeat_s
             if self._state is not None and not self._link.waits:

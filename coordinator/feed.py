@@ -1,4 +1,4 @@
-"""Changes of a coordinator to whoever watches. Never waits for a watcher: a slow one is cut off."""
+"""Changes of a coordinator for its watchers. Never waits for a watcher: a slow one is cut off."""
 
 import threading
 import time
@@ -13,7 +13,7 @@ CAPACITY = 10_000  # changes that a watcher may be behind
 
 
 class Subscription:
-    """`changes` in order; `cut_off` once it has fallen too far behind."""
+    """`changes` in order; `cut_off` once the watcher is too far behind."""
 
     def __init__(self) -> None:
         self.changes: Queue[Change] = Queue(CAPACITY)

@@ -1,8 +1,8 @@
-"""The coordinator's end of all links, around the machine. Owns who may say what, acknowledgements, and re-sending.
+"""The coordinator's end of all links, around the machine. Owns which peer may send what, acknowledgements, and
+re-sending.
 
-No sockets, clock or threads: what a peer says comes in by `hear`, `tick` decides what follows from all of it, and what
-is to be sent goes out by `take`. A command that is owed an answer is sent again until the machine has it, or has given
-the worker up.
+No sockets, clock or threads: received messages enter by `hear`, `tick` does what follows from them, and `take` returns
+what to send. A command is sent again until it is answered or the worker is lost.
 """
 
 import math
@@ -23,7 +23,9 @@ MAX_PEERS = 8192  # names remembered where any is admitted
 
 
 class Hub:
-    """watch is called with every notice, in order. members: the workers that may register; None: any, to a bound."""
+    """All links of one coordinator. watch is called with every notice, in order. members: the workers that may
+    register; None: any, up to a bound.
+    """
 
     def __init__(
         self,
@@ -52,7 +54,7 @@ class Hub:
         return next(iter(self._owed.values()))[1] if self._owed else math.inf
 
     def take(self, now_s: float) -> list[tuple[str, Ack | Tell]]:
-        """What is to be sent now, by peer: all acknowledgements, then commands, as many as may be answered at once."""
+        """Return what to send now, by peer: all acknowledgements, then commands, as many as may be answered at once."""
         out, self._out = self._out, []
         if self._commands and now_s >= self._next_burst_s:
             self._next_burst_s = now_s + BURST_S
@@ -63,12 +65,12 @@ class Hub:
         return out
 
     def _owes(self, name: str) -> bool:
-        """The worker is to answer a command; it may have been given work, or up, meanwhile."""
+        """Return whether the worker still has to answer a command; it may be busy or lost since."""
         worker = self.machine.roster.workers.get(name)
         return worker is not None and worker.answer_by_s is not None
 
     def hear(self, peer: str, say: Say, now_s: float) -> Fate:
-        """A message of whoever may speak as `peer`. Never raises: what is wrong with it is counted."""
+        """Receive a message of a sender that may speak as `peer`. Never raises: faults are counted."""
         event = say.event
         of_worker = isinstance(event, WorkerMessage)
         if not peer or speaker(say) != peer or (of_worker and event.incarnation != say.incarnation):  # type: ignore[union-attr]
@@ -101,23 +103,25 @@ class Hub:
         return fate
 
     def _admits(self, peer: str) -> bool:
-        """Whoever reaches the port chooses names: each that is heard costs memory, and a row of every status."""
+        """Return whether this name may register. A sender chooses its name, and each one costs memory and a row of
+        every status.
+        """
         if peer == DRIVER or peer in self._links:
             return True
         return peer in self._members if self._members is not None else len(self._links) < MAX_PEERS
 
     def admit(self, peer: str) -> None:
-        """This one may register too, from now on."""
+        """Let this worker register too."""
         if self._members is not None:
             self._members.add(peer)
 
     def control(self, event: ControlEvent, now_s: float) -> None:
-        """An event of this process. Raises UnknownTargetError."""
+        """Apply an event of this process. Raises UnknownTargetError."""
         self._emit(self.machine.take(event, now_s), now_s)
         self._unsettled = True
 
     def tick(self, now_s: float) -> None:
-        """To be called at `next_deadline_s`, and after whatever was heard; harmless at any time."""
+        """Do what is due. Call it at `next_deadline_s` and after received messages; other calls are harmless."""
         if self._unsettled or now_s >= self.machine.next_deadline_s:
             self._unsettled = False
             self._emit(self.machine.settle(now_s), now_s)

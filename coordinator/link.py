@@ -1,8 +1,8 @@
-"""Messages of one peer arrive in order, once, however often they are lost, repeated or overtaken. No sockets, no clock.
+"""Messages of one peer arrive in order, once, even if they are lost, repeated or overtaken. No sockets, no clock.
 
-The peer's end numbers what it says and repeats all that is not acknowledged (go-back-n); the coordinator's end accepts
-the next number only. An opening message (Register, or a driver's report) tells the whole truth, so it may skip numbers:
-what was said before it no longer matters.
+The peer's end numbers its messages and repeats all that are not acknowledged (go-back-n); the coordinator's end accepts
+the next number only. An opening message (Register, or a driver's report) holds the whole state, so it may skip numbers:
+earlier messages no longer matter.
 """
 
 import math
@@ -23,7 +23,7 @@ def opens(say: Say) -> bool:
 
 
 class Fate(Enum):
-    """What becomes of a message at the coordinator's end."""
+    """What the coordinator's end does with a message."""
 
     NEW = "heard"  # apply it and acknowledge
     REPEATED = "repeated"  # the last one again: acknowledge again, with the same words
@@ -37,7 +37,7 @@ class Fate(Enum):
 
 @dataclass(slots=True)
 class Inlink:
-    """The coordinator's end. An open one has heard everything up to `number`."""
+    """The coordinator's end. An open one has received all messages up to `number`."""
 
     incarnation: int = -1
     number: int = -1
@@ -45,7 +45,7 @@ class Inlink:
     error: str = ""  # acknowledged with the last one
 
     def judge(self, say: Say) -> Fate:
-        """Changes nothing; `take` does."""
+        """Return the fate of a message. Changes nothing; `take` does."""
         if say.incarnation < self.incarnation:
             return Fate.OUTDATED
         if say.incarnation > self.incarnation:
@@ -59,16 +59,16 @@ class Inlink:
         return Fate.NEW if say.number == self.number + 1 else Fate.GAP
 
     def take(self, say: Say) -> None:
-        """`say` is NEW."""
+        """Accept a message whose fate is NEW."""
         self.incarnation, self.number, self.error, self.is_open = say.incarnation, say.number, "", True
 
     def close(self) -> None:
-        """Its worker is not known any more: it must open again. Older numbers stay replays."""
+        """Forget the worker: it must open the link again. Older numbers stay replays."""
         self.is_open = False
 
 
 class Outlink:
-    """The peer's end. Messages to send are returned; each is sent when said, and again by `repeats`."""
+    """The peer's end. Each message is returned for sending once at first, and again by `repeats`."""
 
     def __init__(self, incarnation: int, now_s: float) -> None:
         self.incarnation = incarnation
@@ -83,7 +83,7 @@ class Outlink:
 
     @property
     def due_s(self) -> float:
-        """When `repeats` has something to send."""
+        """Return when `repeats` has something to send."""
         return self._repeat_at_s if self._unheard else math.inf
 
     def say(self, event: WorkerEvent | DriverEvent, now_s: float) -> Say:
@@ -102,7 +102,7 @@ class Outlink:
             self._repeat_at_s = now_s + REPEAT_S
 
     def repeats(self, now_s: float) -> list[Say]:
-        """What must be sent again now; at most WINDOW messages, as the coordinator takes them in order anyway."""
+        """Return what to send again now, at most WINDOW messages: the coordinator accepts them in order only."""
         if now_s < self.due_s:
             return []
         self._repeat_at_s = now_s + REPEAT_S

@@ -1,11 +1,11 @@
 """The coordinator as a state machine: events and the time in, commands out. No sockets, clock or randomness.
 
-Owns what is believed about workers, and when they are given up. It never assigns rollout work, and nothing that
-decodes ever waits for it: a worker that is given work reports it, it does not ask (TLT 4.2).
+Owns the believed states of workers, and when one is declared lost. It never assigns rollout work, and nothing that
+decodes waits for it: a worker that receives work reports it and does not ask (TLT 4.2).
 
-Rules that hold after every step, whatever came in:
+Rules that hold after every step:
   - a worker is in exactly one state; a group has at most one session, whose leader is one of its members;
-  - a worker owes an answer only until a deadline, after which it is given up: no wait is without end;
+  - an answer is awaited until a deadline only; then the worker is lost;
   - messages of an older incarnation, and answers about another session or epoch, change nothing;
   - what no rule allows raises IllegalTransitionError and changes nothing.
 """
@@ -44,11 +44,11 @@ from coordinator.table import Edge, edge_for
 
 
 class IllegalTransitionError(ValueError):
-    """An event that no rule allows in the worker's present state."""
+    """No rule allows this event in the worker's present state."""
 
 
 class UnknownTargetError(ValueError):
-    """A request about a worker that is not there, or a value out of range."""
+    """The named worker does not exist, or a value is out of range."""
 
 
 class Machine:
@@ -56,7 +56,7 @@ class Machine:
 
     term: higher than that of any coordinator before. settles_at_s: when everybody whom a coordinator before this one
     told to train has registered here or has stopped by itself (its end plus `lease_s`); until then nobody is promoted.
-    standing: what was asked of that one and holds.
+    standing: that one's drains, pause and threshold.
     """
 
     def __init__(
@@ -88,12 +88,13 @@ class Machine:
             self._due(settles_at_s)
 
     def step(self, event: Event, now_s: float) -> list[Output]:
-        """`take` and `settle`."""
+        """Call `take`, then `settle`."""
         return self.take(event, now_s) + self.settle(now_s)
 
     def take(self, event: Event, now_s: float) -> list[Output]:
-        """What follows at once from `event` at `now_s` (monotonic seconds, never falling). Raises
-        IllegalTransitionError, UnknownTargetError; then nothing has changed."""
+        """Return the immediate commands for `event` at `now_s` (monotonic seconds, never falling). Raises
+        IllegalTransitionError, UnknownTargetError; then nothing has changed.
+        """
         self._out = []
         if isinstance(event, WorkerMessage):
             self._hear(event, now_s)
@@ -102,8 +103,9 @@ class Machine:
         return self._out
 
     def settle(self, now_s: float) -> list[Output]:
-        """What follows from all that was taken since the last time: sessions whose members have changed are told so
-        once, however many came and went, and idle workers are promoted."""
+        """Return what follows from all events since the last call: each session that changed sends its members one
+        command, and idle workers are promoted.
+        """
         self._out = []
         if now_s >= self._check_at_s:
             self._expire(now_s)
@@ -113,7 +115,7 @@ class Machine:
 
     @property
     def standing(self) -> Standing:
-        """What has been asked of it and holds until it is taken back."""
+        """Return the drains, the pause and the threshold that hold until they are taken back."""
         threshold = self.sessions.threshold
         return Standing(
             self.paused,
@@ -124,7 +126,7 @@ class Machine:
 
     @property
     def next_deadline_s(self) -> float:
-        """When a Tick is due, if nothing else happens; infinite if never."""
+        """Return when a Tick is due if nothing else happens; infinite if never."""
         return self._check_at_s
 
     # Workers.

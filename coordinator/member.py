@@ -1,10 +1,10 @@
-"""A worker's end of its link: what it is, what it has been told, and what of that still holds. No sockets, no clock.
+"""A worker's end of its link: its state, the commands it received, and which of them still hold. No sockets, no clock.
 
 Owns the rules by which commands are void:
   - one of a lower term, or of an epoch that is not higher than the last obeyed, is stale or a repetition;
-  - one to train, given before the coordinator heard the latest change here, is void: if still wanted it comes again;
-  - a worker that has work, or has not been heard for nearly a lease, never trains.
-The last makes the coordinator safe to lose: whoever it gives up for silence has stopped training by then.
+  - one to train, sent before the coordinator received the latest change here, is void; it is repeated if still due;
+  - a worker that has work, or has had no acknowledgement for nearly a lease, never trains.
+The last rule makes the coordinator safe to lose: a worker that it declares lost has stopped training by then.
 """
 
 import math
@@ -44,7 +44,7 @@ class Identity:
 
 
 class Member:
-    """One worker. It begins BUSY. Reports that do not fit its state are late, and say nothing."""
+    """One worker. It begins BUSY. Reports that do not fit its state are late and change nothing."""
 
     def __init__(self, identity: Identity, options: CoordinatorOptions, now_s: float) -> None:
         self.identity, self._options = identity, options
@@ -70,7 +70,7 @@ class Member:
     # What the worker reports.
 
     def busy(self, running: int, now_s: float) -> None:
-        """It was given work. A trainer that runs is to be stopped first: a Stop follows, and `stopped` ends in BUSY."""
+        """Report new work. If a trainer runs, a Stop follows, and `stopped` ends in BUSY."""
         self.running, self._works = running, True
         if self.state is State.IDLE:
             self._become(State.BUSY, Busy(*self._me, running), now_s)
@@ -78,19 +78,19 @@ class Member:
             self._stop_here("it has work")
 
     def idle(self, now_s: float) -> None:
-        """Nothing left to decode, memory released."""
+        """Report that nothing is left to decode and memory is released."""
         self.running, self._works = 0, False
         if self.state is State.BUSY:
             self._become(State.IDLE, Idle(*self._me), now_s)
 
     def started(self, session: int, epoch: int, store: str, now_s: float) -> None:
-        """The trainer took up the members of `epoch`. store: host:port of its rendezvous store, if it leads."""
+        """Report that the trainer has the members of `epoch`. store: host:port of its rendezvous store, if it leads."""
         if self._trains_in(session):
             self._store = store
             self._say(Started(*self._me, session, epoch, store), now_s)
 
     def stopped(self, session: int, now_s: float) -> None:
-        """The trainer stands still, its memory is free."""
+        """Report that the trainer has stopped and its memory is free."""
         if self._trains_in(session):
             self._trainer_gone(Stopped(*self._me, session), now_s)
 
@@ -105,21 +105,21 @@ class Member:
 
     @property
     def due_s(self) -> float:
-        """When `tick` has something to do."""
+        """Return when `tick` has something to do."""
         fence_s = self._fence_s if self.state is State.TRAINING and not self._fenced else math.inf
         return min(self._beat_at_s, self._link.due_s, fence_s)
 
     def connected(self, now_s: float) -> bool:
-        """The coordinator has acknowledged something lately."""
+        """Return whether the coordinator has acknowledged a message lately."""
         return now_s < self._fence_s
 
     def take(self) -> list[Say]:
-        """What is to be sent."""
+        """Return the messages to send, and forget them."""
         out, self._out = self._out, []
         return out
 
     def commands(self) -> list[Train | Stop]:
-        """What to do, oldest first. What has become void meanwhile is left out."""
+        """Return the commands that still hold, oldest first."""
         commands, self._commands = self._commands, []
         return [command for command in commands if self._trains_in(command.session)]
 
@@ -143,7 +143,7 @@ class Member:
             self._obey(command, message.heard, now_s)
 
     def tick(self, now_s: float) -> None:
-        """To be called at `due_s`; harmless at any time."""
+        """Do what is due. Call it at `due_s`; calls at any other time are harmless."""
         if now_s >= self._beat_at_s:
             self._beat_at_s = now_s + self._options.heartbeat_s
             if not self._link.waits:  # what is repeated is a sign of life already

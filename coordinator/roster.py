@@ -8,7 +8,7 @@ from contracts.coordinator import State
 
 
 class Phase(StrEnum):
-    """Where a TRAINING worker is."""
+    """The phase of a TRAINING worker."""
 
     STARTING = "starting"  # told to train with the members of the present epoch, not heard yet
     RUNNING = "running"  # it does
@@ -17,7 +17,7 @@ class Phase(StrEnum):
 
 @dataclass(slots=True, kw_only=True)
 class Worker:
-    """One worker. `session` and `phase` are set exactly while state is TRAINING; `answer_by_s` while one is owed."""
+    """One worker. `session` and `phase` are set exactly while state is TRAINING; `answer_by_s` while one is due."""
 
     name: str
     incarnation: int
@@ -56,13 +56,13 @@ class Session:
         return next(iter(self.members))
 
     def settled(self, roster: "Roster") -> bool:
-        """All members train in the present epoch, and others can join."""
+        """Return whether all members train in the present epoch, so that others can join."""
         return bool(self.store) and not roster.starting.get(self.group)
 
 
 @dataclass(slots=True)
 class Ghost:
-    """A process that was given up while it trained, and may do so until its own lease ends at `until_s`."""
+    """A process that was declared lost while it trained. It may train until its own lease ends at `until_s`."""
 
     incarnation: int
     group: str
@@ -116,7 +116,7 @@ class Roster:
         return worker.name in self.drained_workers or not self.drained_nodes.isdisjoint((worker.node, worker.node_id))
 
     def session_of(self, worker: Worker) -> Session | None:
-        """The session it is a member of."""
+        """Return the session of which the worker is a member."""
         session = self.sessions.get(worker.group)
         return session if session is not None and worker.name in session.members else None
 

@@ -38,11 +38,11 @@ _log = logging.getLogger(__name__)
 
 
 class OptionsError(ValueError):
-    """Options that contradict each other."""
+    """Options contradict each other."""
 
 
 def host_faults(options: CoordinatorOptions) -> Iterator[tuple[str, str]]:
-    """Keys and faults of hosts at which this machine cannot listen. Opens no port, may ask DNS."""
+    """Yield keys and faults of hosts on which this machine cannot listen. Opens no port, may ask DNS."""
     cards = {name for _, name in socket.if_nameindex()}  # for workers a network card's name will do
     for key, host, known in (("host", options.host, cards), ("admin_host", options.admin_host, set[str]())):
         if host not in (*OPEN_TO_ALL, *LOOPBACK, *known) and not _is_here(host.strip("[]")):
@@ -136,18 +136,20 @@ class CoordinatorService:
 
     @property
     def endpoint(self) -> str:
-        """For workers and the driver: tcp://host:port."""
+        """Return the address for workers and the driver: tcp://host:port."""
         return f"tcp://{reachable(self._server.endpoint.removeprefix('tcp://'))}"
 
     def rollout_started(self, step: int, *, train: bool = True) -> None:
-        """As DriverClient, for a driver in this process."""
+        """As DriverClient.rollout_started, for a driver in this process."""
         self.control(RolloutStarted(step, train))
 
     def rollout_complete(self, step: int) -> None:
         self.control(RolloutComplete(step))
 
     def control(self, event: ControlEvent) -> None:
-        """Raises UnknownTargetError; TimeoutError and ConnectionError if the service does not run."""
+        """Apply an event of the driver or of an administrator. Raises UnknownTargetError; TimeoutError and
+        ConnectionError if the service does not run.
+        """
 
         def obey(hub: Hub, now_s: float) -> None:
             hub.control(event, now_s)
@@ -156,7 +158,7 @@ class CoordinatorService:
         self._server.call(obey)
 
     def admit(self, worker: str) -> None:
-        """It may register too, from now on. Raises TimeoutError and ConnectionError if the service does not run."""
+        """Let this worker register too. Raises TimeoutError and ConnectionError if the service does not run."""
         self._server.call(lambda hub, now_s: hub.admit(worker))
 
     def status(self) -> Status:
@@ -165,7 +167,7 @@ class CoordinatorService:
         )
 
     def close(self) -> None:
-        """End; the address file stays, for a successor. Workers that train stop within their lease."""
+        """Stop the service. The address file stays, for a successor. Workers that train stop within their lease."""
         self._admin.close()
         self._server.close()
 

@@ -1,8 +1,9 @@
-"""Training sessions: who trains with whom. Owns promotion, leadership, membership, epochs and what members are told.
+"""Training sessions: which workers train together. Owns promotion, leadership, membership, epochs and the members'
+commands.
 
-A session begins with one worker, its leader, which sets up a rendezvous store. The others join when it has, all that
-are idle by then at once; further ones when everybody has confirmed the members so far. Every change of members is a
-new epoch, told to all members. When the leader goes, the member that has trained longest leads.
+A session begins with one worker, its leader, which sets up a rendezvous store. Then all idle workers join at once, and
+later ones when all have confirmed the members so far. Every change of members is a new epoch, sent to all members. If
+the leader leaves, the member that has trained longest leads.
 """
 
 from collections.abc import Callable
@@ -15,8 +16,8 @@ from coordinator.roster import Phase, Roster, Session, Worker
 class Sessions:
     """Changes the roster's sessions and the states of its workers, and emits what follows.
 
-    due: is told of every new deadline. closed: nothing is decided yet, as a coordinator before this one may have
-    decided; sessions are taken over as workers report them, and left alone until `open`.
+    due: called with every new deadline. closed: nothing is decided yet, as a predecessor may have decided; sessions
+    are taken over as workers report them, and not changed until `open`.
     """
 
     def __init__(
@@ -41,11 +42,11 @@ class Sessions:
     # Promotion.
 
     def touch(self, group: str | None = None) -> None:
-        """Something that promotion depends on has changed in `group`; None: in all."""
+        """Note a change in `group` that promotion depends on; None: in all groups."""
         self._dirty |= dict.fromkeys(self._roster.idle) if group is None else {group: None}
 
     def promote(self, now_s: float, *, willing: bool) -> None:
-        """Idle workers join their group's session, or begin one where enough of them are idle."""
+        """Let idle workers join their group's session, or begin one where enough are idle."""
         groups, self._dirty = self._dirty, {}
         if willing and not self.closed:
             for group in groups:
@@ -86,7 +87,7 @@ class Sessions:
     # Membership.
 
     def confirm(self, worker: Worker, event: Started, now_s: float) -> bool:
-        """The worker trains with the members of `event.epoch`. False if that is not the present epoch: stale."""
+        """Note that the worker trains with the members of `event.epoch`. Returns False if that epoch is stale."""
         session = self._roster.session_of(worker)
         if session is None or event.epoch != session.epoch:
             return False
@@ -104,9 +105,10 @@ class Sessions:
         return True
 
     def adopt(self, worker: Worker, event: Register, now_s: float, *, unwelcome: str) -> None:
-        """It says that it trains, in a session of a coordinator before this one, or one it was given up in.
+        """Take in a worker that reports training in a predecessor's session, or in one from which it was declared lost.
 
-        unwelcome: why it must not, or empty."""
+        unwelcome: why it must not, or empty.
+        """
         before = self._detach(worker)
         self._roster.set_phase(worker, Phase.RUNNING)
         worker.session, worker.answer_by_s = event.session, None
@@ -131,7 +133,7 @@ class Sessions:
             self._renew(session)
 
     def remind(self, worker: Worker, now_s: float) -> None:
-        """Tell it again what it is to do; deadlines stay."""
+        """Repeat the worker's command; deadlines stay."""
         session = self._roster.session_of(worker)
         if session is not None:
             if not self.closed:
@@ -140,14 +142,14 @@ class Sessions:
             self._tell_to_stop(worker, "it was told before")
 
     def open(self, now_s: float) -> None:
-        """Everybody who trains has registered, or has stopped by itself: from now on this coordinator decides."""
+        """Begin to decide: all workers that train have registered, or have stopped by themselves."""
         self.closed = False
         for session in list(self._roster.sessions.values()):
             self._renew(session)
         self.touch()
 
     def stop(self, worker: Worker, reason: str, now_s: float) -> None:
-        """Tell a TRAINING worker to stop, unless it was told already; the others go on without it."""
+        """Stop a TRAINING worker, unless a Stop is under way; the others go on without it."""
         if worker.phase is Phase.STOPPING:
             return
         session = self._detach(worker)
@@ -167,7 +169,7 @@ class Sessions:
             self._emit(SessionChanged(session.group, session.number, self.epoch, ()))
 
     def move(self, worker: Worker, state: State, reason: str, now_s: float) -> None:
-        """To BUSY or IDLE, out of any session."""
+        """Set the worker BUSY or IDLE, out of any session."""
         session = self._detach(worker)
         self._roster.set_phase(worker, None)
         worker.session = worker.answer_by_s = None
@@ -175,7 +177,7 @@ class Sessions:
         self._go_on(session, now_s)
 
     def remove(self, worker: Worker, reason: str, now_s: float) -> None:
-        """It is gone."""
+        """Remove a worker that has left or is lost."""
         session = self._detach(worker)
         self._roster.remove(worker)
         self._emit(Changed(worker.name, worker.state, "", reason))
@@ -213,7 +215,7 @@ class Sessions:
         self._changed[session.group] = None
 
     def announce(self, now_s: float) -> None:
-        """Tell the members of every session that was changed since the last time, once."""
+        """Send the members of every session that changed since the last call one command."""
         groups, self._changed = self._changed, {}
         for group in groups:
             session = self._roster.sessions.get(group)

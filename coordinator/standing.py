@@ -1,5 +1,5 @@
-"""What has been asked of a coordinator and holds until it is taken back: drains, a pause, a threshold. Owns the file in
-which a coordinator keeps that for its successor, beside the address file; decides nothing.
+"""Drains, a pause and a threshold, which hold until they are taken back. Owns the file in which a coordinator keeps
+them for its successor, beside the address file; decides nothing.
 """
 
 import os
@@ -13,11 +13,11 @@ Name = Annotated[str, msgspec.Meta(min_length=1)]
 
 
 class StandingFileError(ValueError):
-    """A file that is none of a coordinator's, or half of one."""
+    """The file is not a coordinator's, or is incomplete."""
 
 
 class Standing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`threshold` is None where the configuration's holds. Names are in order, each once."""
+    """What holds. `threshold` is None where the configuration's applies. Names are in order, each once."""
 
     paused: bool = False
     threshold: Annotated[int, msgspec.Meta(ge=1)] | None = None
@@ -25,7 +25,7 @@ class Standing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     nodes: tuple[Name, ...] = ()  # drained, by address or by Ray's id
 
     def write(self, directory: Path, run: str) -> None:
-        """Atomically: a reader finds this or what was there before. Raises OSError."""
+        """Write the file atomically. Raises OSError."""
         path = directory / FILE_NAME
         beside = path.with_name(f".{FILE_NAME}.{os.getpid()}")
         beside.write_bytes(msgspec.json.format(msgspec.json.encode(_File(run, self)), indent=2) + b"\n")
@@ -33,7 +33,7 @@ class Standing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def read(cls, directory: Path, run: str) -> Self | None:
-        """None: there is no such file, or it is of another run. Raises StandingFileError, OSError."""
+        """Read the file; None if there is none, or it is another run's. Raises StandingFileError, OSError."""
         path = directory / FILE_NAME
         try:
             found = msgspec.json.decode(path.read_bytes(), type=_File)

@@ -1,4 +1,4 @@
-"""What a coordinator shows of itself. Owns the records and how they are read from a hub."""
+"""The status of a coordinator. Owns the records and how they are read from a hub."""
 
 from dataclasses import dataclass, field
 
@@ -7,7 +7,7 @@ from coordinator.hub import Hub
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerStatus:
-    """One worker, as believed. Times are seconds up to the snapshot."""
+    """One worker, as the coordinator believes it to be. Times are seconds up to the snapshot."""
 
     name: str
     incarnation: int
@@ -68,7 +68,7 @@ class Change:
 
 
 def read_status(hub: Hub, now_s: float, *, started_s: float, endpoint: str) -> Status:
-    """On the thread that serves the hub."""
+    """Read the status, on the thread that serves the hub."""
     machine, roster = hub.machine, hub.machine.roster
     workers = tuple(
         WorkerStatus(

@@ -71,5 +71,5 @@ TABLE: dict[Place, dict[type, Edge]] = {
 
 
 def edge_for(state: State, phase: Phase | None, event: type) -> Edge | None:
-    """What `event` does; None: it cannot happen there."""
+    """Return the edge of `event` in this state; None if it cannot happen there."""
     return TABLE[state, phase].get(event)

@@ -1,4 +1,4 @@
-"""How messages travel: one msgspec frame each, bounded in size. Owns encoding and its errors; knows no sockets."""
+"""How messages travel: one msgspec frame each, bounded in size. Owns encoding and its errors; uses no sockets."""
 
 from typing import TypeVar
 
@@ -20,14 +20,14 @@ class Say(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
 
 
 def speaker(say: Say) -> str:
-    """The peer as which it speaks; empty for a worker that claims the driver's name."""
+    """Return the peer as which the message speaks; empty for a worker that claims the driver's name."""
     if not isinstance(say.event, WorkerMessage):
         return DRIVER
     return say.event.worker if say.event.worker != DRIVER else ""
 
 
 class Ack(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """Heard, and all of this incarnation before it. `error` says why it changed nothing."""
+    """This message was received, and all of its incarnation before it. `error` says why it changed nothing."""
 
     incarnation: int
     number: int
@@ -36,8 +36,9 @@ class Ack(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
 
 
 class Tell(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """A command to one incarnation of a worker, given when the coordinator had heard its message `heard`; sent again
-    while it is owed an answer."""
+    """A command to one incarnation of a worker, made when the coordinator had received its message `heard`. It is sent
+    again until it is answered.
+    """
 
     command: Command
     incarnation: int
@@ -45,11 +46,11 @@ class Tell(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
 
 
 class BadFrameError(ValueError):
-    """A frame that is no message."""
+    """The frame holds no message."""
 
 
 class OversizedFrameError(BadFrameError):
-    """A frame beyond MAX_FRAME_BYTES."""
+    """The frame exceeds MAX_FRAME_BYTES."""
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -79,8 +80,7 @@ class _Tell(msgspec.Struct, frozen=True, tag="Tell"):
 
 
 class AnswerEncoder:
-    """As `encode`, for the one who tells many workers the same: the members of a session are encoded once. For one
-    thread."""
+    """As `encode`, for one command to many workers: the members of a session are encoded once. For one thread."""
 
     def __init__(self) -> None:
         self._encoder = msgspec.msgpack.Encoder()
@@ -98,14 +98,14 @@ class AnswerEncoder:
 
 
 def decode_say(frame: bytes) -> Say:
-    """Raises BadFrameError, OversizedFrameError."""
+    """Decode a peer's message. Raises BadFrameError, OversizedFrameError."""
     if len(frame) > MAX_FRAME_BYTES:
         raise OversizedFrameError(f"{len(frame)} bytes, more than {MAX_FRAME_BYTES}")
     return _decode(_from_peer, frame)
 
 
 def decode_answer(frame: bytes) -> Ack | Tell:
-    """Raises BadFrameError."""
+    """Decode the coordinator's answer. Raises BadFrameError."""
     return _decode(_from_coordinator, frame)
 
 

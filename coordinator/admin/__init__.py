@@ -1,1 +1,1 @@
-"""The admin service of a coordinator (gRPC): what people and scripts see of it, and the few things they may ask."""
+"""The admin service of a coordinator (gRPC): status, and the commands of people and scripts."""

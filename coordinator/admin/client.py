@@ -15,20 +15,21 @@ T = TypeVar("T")
 
 
 class NoCoordinatorError(ConnectionError):
-    """Nobody answers at the address."""
+    """No server answers at the address."""
 
 
 class RequestRefusedError(ValueError):
-    """The coordinator says why."""
+    """The coordinator refused the request; the message has its reason."""
 
 
 class NotAllowedError(PermissionError):
-    """The service wants a token, or another one."""
+    """The service requires a token, or another one."""
 
 
 class AdminClient:
-    """Talks to the admin service at `address` (host:port). Every call ends within `timeout_s`, but `watch`. Calls raise
-    NoCoordinatorError, NotAllowedError and RequestRefusedError."""
+    """Client of the admin service at `address` (host:port). Every call but `watch` ends within `timeout_s`. Calls raise
+    NoCoordinatorError, NotAllowedError and RequestRefusedError.
+    """
 
     def __init__(self, address: str, credentials: Credentials = NO_CREDENTIALS, timeout_s: float = 5.0) -> None:
         self.address, self._timeout_s = address, timeout_s
@@ -50,25 +51,25 @@ class AdminClient:
         return self._call("GetStatus", pb.Empty())
 
     def drain(self, *, worker: str = "", node: str = "", reason: str = "") -> Status:
-        """Promote nothing there any more, and stop what trains; exactly one of worker and node."""
+        """Stop drafter training on one worker or node, and start none there. Exactly one of the two is given."""
         return self._call("Drain", pb.DrainRequest(worker=worker, node=node, reason=reason))
 
     def undrain(self, *, worker: str = "", node: str = "") -> Status:
         return self._call("Undrain", pb.DrainRequest(worker=worker, node=node))
 
     def pause(self) -> Status:
-        """No spot training until `resume`."""
+        """Stop drafter training until `resume`."""
         return self._call("Pause", pb.Empty())
 
     def resume(self) -> Status:
         return self._call("Resume", pb.Empty())
 
     def set_threshold(self, idle_workers: int) -> Status:
-        """Idle workers of one group that start a session."""
+        """Set the number of idle workers of one group that starts a session."""
         return self._call("SetThreshold", pb.SetThresholdRequest(idle_workers=idle_workers))
 
     def watch(self, every_s: float = 2.0) -> Iterator[Status | Change]:
-        """A status, then every change as it comes, and a status every `every_s` seconds; for ever."""
+        """Yield a status, then every change as it comes, and a status every `every_s` seconds, without end."""
         method = self._channel.unary_stream(
             f"/{SERVICE}/Watch", pb.WatchRequest.SerializeToString, pb.Update.FromString
         )

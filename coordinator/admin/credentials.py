@@ -1,5 +1,5 @@
-"""The admin service's token and certificate, in files of the run's folder. Owns their form, their modes and who reads
-them; never opens a port.
+"""The admin service's token and certificate, as files of the run's folder. Owns their form, their modes and who may
+read them; opens no port.
 
 `admin-token`             for whoever administers; readable by its owner only
 `admin.crt`, `admin.key`  a certificate of the service's own, where none was given: clients trust this one alone
@@ -31,12 +31,12 @@ _HEADER = "authorization"
 
 
 class CredentialsError(ValueError):
-    """A token or a certificate that cannot be used."""
+    """A token or a certificate cannot be used."""
 
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """Credentials of a client. Empty: none. certificate: PEM, trusted instead of the public authorities."""
+    """Credentials of a client; empty means none. certificate: PEM, trusted instead of the public authorities."""
 
     token: str = field(default="", repr=False)
     tls: bool = False
@@ -44,8 +44,7 @@ class Credentials:
 
     @classmethod
     def read(cls, directory: Path) -> Self:
-        """What the service left in `directory`, or what was copied from there. Raises CredentialsError,
-        AddressFileError."""
+        """Read what the service left in `directory`, or copies of it. Raises CredentialsError, AddressFileError."""
         address = Address.read(directory)
         tls = address.admin_tls if address is not None else (directory / CERTIFICATE_FILE).exists()
         return cls(
@@ -54,11 +53,11 @@ class Credentials:
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
-        """For every call."""
+        """Return the gRPC metadata of every call."""
         return ((_HEADER, f"Bearer {self.token}"),) if self.token else ()
 
     def encrypts(self, address: str) -> bool:
-        """Whether TLS is spoken to `address` (host:port): beyond loopback a token travels no other way."""
+        """Return whether calls to `address` (host:port) use TLS: beyond loopback a token travels no other way."""
         return self.tls or (bool(self.token) and address.rpartition(":")[0] not in LOOPBACK)
 
     def channel(self, address: str) -> grpc.Channel:
@@ -72,7 +71,7 @@ NO_CREDENTIALS = Credentials()
 
 
 class TokenCheck(grpc.ServerInterceptor):  # type: ignore[misc]
-    """Refuses calls without the token. Health may be asked without: probes have none, and learn nothing else."""
+    """Refuses calls without the token. The health check needs none, since probes have none."""
 
     def __init__(self, token: str) -> None:
         self._wanted = f"Bearer {token}".encode()
@@ -91,7 +90,7 @@ def _refuse(request: object, context: grpc.ServicerContext) -> None:
 
 
 def service_token(directory: Path) -> str:
-    """The one in `directory`, or a new one there. One that others could read is replaced."""
+    """Return the token in `directory`, or write a new one there. A file that others can read is replaced."""
     path = directory / TOKEN_FILE
     if path.exists() and not stat.S_IMODE(path.stat().st_mode) & 0o077 and (token := _text(path).strip()):
         return token
@@ -101,7 +100,7 @@ def service_token(directory: Path) -> str:
 
 
 def service_certificate(directory: Path) -> tuple[bytes, bytes]:
-    """Private key and certificate, both PEM: those in `directory`, or new ones there."""
+    """Return private key and certificate, both PEM: those in `directory`, or new ones written there."""
     certificate, key = directory / CERTIFICATE_FILE, directory / KEY_FILE
     if not (certificate.exists() and key.exists()):
         write_certificate(certificate, key)
@@ -109,8 +108,9 @@ def service_certificate(directory: Path) -> tuple[bytes, bytes]:
 
 
 def given_certificate(certificate: str, key: str, directory: Path | None) -> tuple[bytes, bytes]:
-    """Private key and certificate, both PEM; one that no authority has signed is left in `directory` for clients.
-    Raises CredentialsError."""
+    """Return private key and certificate, both PEM. A certificate that no authority signed is copied to `directory` for
+    clients. Raises CredentialsError.
+    """
     try:
         chain, secret = Path(certificate).read_bytes(), Path(key).read_bytes()
         certificates = x509.load_pem_x509_certificates(chain)
@@ -135,7 +135,7 @@ def given_certificate(certificate: str, key: str, directory: Path | None) -> tup
 
 
 def write_certificate(certificate: Path, key: Path) -> None:
-    """A new pair, which signs itself: whoever has the certificate need trust nobody else."""
+    """Write a new self-signed pair: clients trust this certificate alone."""
     secret = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, OWN_NAME)])
     now = datetime.now(UTC)

@@ -1,11 +1,11 @@
-"""Whether a gRPC server answers the standard health check. Owns the question only; Ray's servers answer it too."""
+"""Whether a gRPC server answers the standard health check. Ray's servers answer it too."""
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 
 def answers(address: str, timeout_s: float) -> bool:
-    """Whether the server at `address` (host:port, unencrypted) says within the time that it serves. Never raises."""
+    """Return whether the server at `address` (host:port, unencrypted) reports in time that it serves. Never raises."""
     try:
         # A new channel: an old one would wait before it connects again.
         with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:

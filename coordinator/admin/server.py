@@ -29,7 +29,7 @@ _POLL_S = 0.5  # between two looks whether a watcher is still there
 
 
 class Coordinator(Protocol):
-    """What is administered."""
+    """The operations of a coordinator that the service offers."""
 
     def status(self) -> Status: ...
     def control(self, event: ControlEvent) -> None: ...

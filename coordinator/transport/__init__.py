@@ -1,1 +1,1 @@
-"""The coordinator on ZeroMQ: the only place, beside the admin service, that knows a socket."""
+"""The coordinator on ZeroMQ: the only place, beside the admin service, that uses sockets."""

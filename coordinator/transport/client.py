@@ -1,4 +1,4 @@
-"""A worker's, or the driver's, end of the coordinator's socket, in one thread. Owns the socket, the clock and the lock.
+"""The coordinator's socket at a worker or the driver, in one thread. Owns the socket, the clock and the lock.
 
 Nothing that decodes ever waits here: reports return at once, and a coordinator that does not answer changes nothing
 but `connected`. Reconnecting, repeating and heartbeats need no call.
@@ -140,37 +140,37 @@ class WorkerClient(_Connection[Member]):
 
     @property
     def error(self) -> str:
-        """Why the coordinator refused a report, or empty: never with a worker that keeps to the states."""
+        """Return why the coordinator refused a report; empty for a worker that keeps to the states."""
         with self._lock:
             return self._end.error
 
     def busy(self, running: int = 1) -> None:
-        """It was given work; if its trainer ran, that stands still. running: requests, may change from call to call."""
+        """Report new work; a trainer that ran has stopped. running: requests, may change from call to call."""
         self._report(lambda end, now_s: end.busy(running, now_s))
 
     def idle(self) -> None:
-        """Nothing left to decode, memory released."""
+        """Report that nothing is left to decode and memory is released."""
         self._report(lambda end, now_s: end.idle(now_s))
 
     def started(self, session: int, epoch: int, store: str = "") -> None:
-        """Answers Train. store: host:port of its rendezvous store, if it leads and others may join."""
+        """Answer Train. store: host:port of its rendezvous store, if it leads and others may join."""
         self._report(lambda end, now_s: end.started(session, epoch, store, now_s))
 
     def stopped(self, session: int) -> None:
-        """The trainer stands still and its memory is free: asked for by Stop, or of its own accord."""
+        """Report that the trainer has stopped and its memory is free, after a Stop or by itself."""
         self._report(lambda end, now_s: end.stopped(session, now_s))
 
     def trainer_failed(self, session: int, reason: str) -> None:
-        """The trainer is gone; the worker is fine."""
+        """Report that the trainer has ended with an error; the worker is fine."""
         self._report(lambda end, now_s: end.trainer_failed(session, reason, now_s))
 
     def progress(self, *, running: int = 0, step: int = 0) -> None:
-        """Shown by `paceline status`; travels with the next heartbeat."""
+        """Note the trainer's progress for `paceline status`; it travels with the next heartbeat."""
         with self._lock:
             self._end.running, self._end.step = running, step
 
     def poll(self, timeout_s: float = 0.0) -> list[Command]:
-        """Commands that hold now, oldest first; waits for the first one at most `timeout_s`."""
+        """Return the commands that hold now, oldest first. Waits at most `timeout_s` for the first one."""
         deadline_s = time.monotonic() + timeout_s
         with self._arrived:
             while True:
@@ -182,7 +182,7 @@ class WorkerClient(_Connection[Member]):
                 self._arrived.wait(wait_s)
 
     def close(self) -> None:
-        """Say goodbye, and end."""
+        """Leave, and end the thread."""
         self._report(lambda end, now_s: end.leave(now_s))
         super().close()
 
@@ -203,7 +203,7 @@ class WorkerClient(_Connection[Member]):
 
 
 class DriverClient(_Connection[Driver]):
-    """The driver's client. Thread-safe; returns at once. What was said last is said again as a heartbeat."""
+    """The driver's client. Thread-safe; every method returns at once. The last report is repeated as a heartbeat."""
 
     def __init__(
         self,
@@ -217,11 +217,11 @@ class DriverClient(_Connection[Driver]):
         super().__init__(DRIVER, Driver(incarnation, options, clock()), endpoint, keys, clock)
 
     def rollout_started(self, step: int, *, train: bool = True) -> None:
-        """train: whether the drafter is to be trained in the tail of this rollout."""
+        """Report a rollout. train: whether the drafter is to be trained in its tail."""
         self._report(RolloutStarted(step, train))
 
     def rollout_complete(self, step: int) -> None:
-        """Nothing is left to roll out: training ends now."""
+        """Report that nothing is left to sample: training ends now."""
         self._report(RolloutComplete(step))
 
     def _report(self, state: DriverEvent) -> None:

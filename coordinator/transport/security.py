@@ -24,7 +24,7 @@ _KEY_FILE = "{}-key.json"  # of a role; .gitignore and .dockerignore know such n
 
 
 class KeyFilesError(ValueError):
-    """A directory without the key files that are needed, or with a file that is none."""
+    """The directory lacks key files that are needed, or has a file that is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +41,14 @@ class ServerKeys:
         socket.curve_server = True
 
     def knows(self, key: bytes) -> bool:
-        """Whether the owner of `key` may connect."""
+        """Return whether the owner of `key` may connect."""
         if key not in self.allowed and self.allowed_file is not None:
             with suppress(KeyFilesError):
                 self.allowed.update(_allowed(self.allowed_file))
         return key in self.allowed
 
     def admits(self, key: str, peer: str) -> bool:
-        """Whether the owner of `key` may speak as `peer`."""
+        """Return whether the owner of `key` may speak as `peer`."""
         name = self.allowed.get(key.encode("ascii", "replace"))
         return name == peer or (name == ANY_WORKER and peer != DRIVER)
 
@@ -84,20 +84,20 @@ def write_keys(directory: Path, roles: Sequence[str] = (COORDINATOR, WORKER, DRI
 
 
 def server_keys(directory: Path) -> ServerKeys:
-    """Raises KeyFilesError."""
+    """Read the coordinator's keys and allow-list. Raises KeyFilesError."""
     pair, file = _read(directory / _KEY_FILE.format(COORDINATOR)), directory / "allowed.json"
     return ServerKeys(_key(directory, pair, "public"), _key(directory, pair, "secret"), _allowed(file), file)
 
 
 def client_keys(directory: Path, role: str) -> ClientKeys:
-    """role: worker or driver. Raises KeyFilesError."""
+    """Read a peer's keys. role: worker or driver. Raises KeyFilesError."""
     pair, server = (_read(directory / _KEY_FILE.format(name)) for name in (role, COORDINATOR))
     public, secret = _key(directory, pair, "public"), _key(directory, pair, "secret")
     return ClientKeys(public, secret, _key(directory, server, "public"))
 
 
 class Keys:
-    """Whose key pair is whose in a run, from its driver's hand. `options` is what the coordinator gets.
+    """The key pairs of a run, made by its driver. `options` is what the coordinator gets.
 
     Where key files are configured, these: all workers share one pair. Else new ones in `directory`, on loopback too,
     where every user of the machine reaches the port: every worker has a pair of its own and can speak as nobody else.
@@ -120,11 +120,11 @@ class Keys:
 
     @property
     def driver(self) -> ClientKeys | None:
-        """None: no encryption."""
+        """Return the driver's keys; None means no encryption."""
         return None if self._directory is None else client_keys(self._directory, "driver")
 
     def worker(self, name: str) -> ClientKeys | None:
-        """None: no encryption. The coordinator lets the owner in from now on, as `name` only."""
+        """Return the keys of a worker, which may from now on connect as `name` only; None means no encryption."""
         if self._directory is None or self._own is None:
             return None if self._directory is None else client_keys(self._directory, "worker")
         if name not in self._own:

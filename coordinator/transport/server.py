@@ -1,4 +1,4 @@
-"""A Hub behind a ZeroMQ ROUTER socket, in one thread. Owns the socket, the clock, and what is not even a message.
+"""A Hub behind a ZeroMQ ROUTER socket, in one thread. Owns the socket, the clock, and frames that are no messages.
 
 Frames that cannot be read, are too long, or speak for another peer than their key allows are dropped and counted, and
 so are connections that fail the handshake. Beyond HARD_LIMIT_BYTES the library ends the connection before it reads.
@@ -104,11 +104,11 @@ class CoordinatorServer:
         return future.result(timeout_s)
 
     def counts(self) -> Counter[str]:
-        """Messages and connections by fate."""
+        """Return the numbers of messages and connections by fate."""
         return self.call(lambda hub, now_s: Counter(hub.counts))
 
     def close(self) -> None:
-        """Stop serving. Workers go on decoding; those that train stop within their lease."""
+        """Stop serving. Workers continue to decode; those that train stop within their lease."""
         if self._thread.is_alive():
             self._calls.put(None)
             self._waker.wake()
@@ -162,7 +162,7 @@ class CoordinatorServer:
                 future.set_exception(error)
 
     def _receive(self) -> None:
-        """What has come, but not for ever: time must pass for the others too."""
+        """Receive what has come, up to a bound, so that deadlines are kept."""
         counts = self._hub.counts
         for _ in range(_BATCH):
             try:
@@ -196,7 +196,7 @@ class CoordinatorServer:
         return first.bytes, str(rest[0].get("User-Id")) if rest else "", [frame.bytes for frame in rest]
 
     def _send(self, peer: str, message: Ack | Tell) -> None:
-        """To nobody, or to one whose queue is full: dropped."""
+        """Send a message. One to an unknown peer, or to a full queue, is dropped."""
         if route := self._routes.get(peer):
             self._router.send(route, _MORE)
             self._router.send(self._encoder.encode(message), _NOBLOCK)
