@@ -36,8 +36,7 @@ ASSETS = Path(__file__).parent / "assets"
 SCRIPTS = ("charts.js", "gantt.js", "page.js", "samples.js", "speculation.js", "drafter.js", "token_budget.js")
 CARDS_PER_ROW = 5
 REWARD_NOTE = "Mean reward of the sampled responses by RL step; dots are evaluations on held-out prompts."
-GANTT_NOTE = "One row per worker. 'busy' is the share of the visible time in which the worker was not "
-"idle."
+GANTT_NOTE = "One row per worker. 'busy' is the share of the visible time in which the worker was not idle."
 SPECULATION_NOTE = (
     "Accept length: tokens per verification of a request while it was speculated on, 1 being plain decoding. "
     "Seconds saved: engine seconds against measured plain decoding of the same tokens, summed over workers."
