@@ -1,1 +1,1 @@
-"""Ray actors, thin; and beside them, without Ray: engine, training, data, rewards."""
+"""Ray actors, and below them, without Ray: engine, training, data, rewards, environments, spot."""

@@ -270,7 +270,7 @@ def _asked(group: PlacementGroup | None = None) -> Any:
     try:
         return placement_group_table(group)
     except Exception:  # Ray raises what it likes
-        _log.warning("Ray did not say where a place is", exc_info=True)
+        _log.warning("Ray did not report the node of a placement group", exc_info=True)
         return {}
 
 
@@ -312,7 +312,7 @@ def _lacking_now(group: BundleGroup, avoid: Collection[str] = ()) -> str:
     try:
         return lacking(group, _free_by_node(avoid))
     except Exception as error:  # Ray raises what it likes while its head restarts
-        return f"Ray does not say what is free now ({type(error).__name__})"
+        return f"Ray did not report what is free now ({type(error).__name__})"
 
 
 def _free_by_node(avoid: Collection[str] = ()) -> dict[str, tuple[Bundle, Bundle]]:

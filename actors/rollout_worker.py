@@ -358,7 +358,7 @@ class RolloutWorker:
         """On a thread: a cloud, Ray or a person wants this process to end. The driver owns the requests, so it is told,
         and ends this process when it has them; without an engine, or a driver, nothing is waited for."""
         current = self._current
-        if current is not None and current.announce(Leaving("it was told to end (SIGTERM)")):
+        if current is not None and current.announce(Leaving("it received SIGTERM")):
             time.sleep(_LEAVE_S)
         os._exit(0)  # its children end with it
 

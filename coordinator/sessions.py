@@ -139,7 +139,7 @@ class Sessions:
             if not self.closed:
                 self._renew(session)
         else:
-            self._tell_to_stop(worker, "it was told before")
+            self._tell_to_stop(worker, "an earlier Stop has had no answer")
 
     def open(self, now_s: float) -> None:
         """Begin to decide: all workers that train have registered, or have stopped by themselves."""

@@ -26,7 +26,7 @@ from config.token_budget import AnswerMarker
 from contracts.rollout import Marker
 
 MIXED = (
-    "rollout.abort: some prompts end with an opened thinking part and others do not, so that one rule cannot tell what "
+    "rollout.abort: some prompts end with an opened thinking part and others do not, so one rule cannot decide what "
     "counts as an answer; use one template for all prompts, or rollout.abort.enabled=false"
 )
 MAX_DEPTH = 5  # of braces in a box
@@ -51,7 +51,7 @@ def answer_marker(kind: AnswerMarker, tokenizer: Tokenizer, *, thinking: bool = 
     if unread := sorted(repr(token) for token in special if any(tag in token.encode() for tag in tags)):
         raise DataError(
             f"rollout.abort: tags of thoughts or answers are special tokens of the tokenizer, {', '.join(unread)}; "
-            "the text that rewards read is without them, so that nothing tells a thought from an answer; set "
+            "rewards read the text without them, so a thought looks like an answer; set "
             '"special": false for them in tokenizer.json (added_tokens) and '
             "tokenizer_config.json (added_tokens_decoder), or rollout.abort.enabled=false"
         )

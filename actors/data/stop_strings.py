@@ -68,7 +68,7 @@ def vocabulary_bytes(tokenizer: Tokenizer, key: str = KEY, *, decoded: bool = Fa
         read = str.encode
     else:
         raise DataError(
-            f"{key}: only byte-level and SentencePiece tokenizers say which bytes a token stands for, but this one "
+            f"{key}: only byte-level and SentencePiece tokenizers define the bytes of a token, but this one "
             f"decodes by {', '.join(sorted(kinds)) or 'nothing'}; use rollout.sampling.stop_token_ids"
         )
     added = {int(i): str(token.content) for i, token in tokenizer.added_tokens_decoder.items()}

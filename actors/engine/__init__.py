@@ -1,1 +1,1 @@
-"""Rollout engines: one protocol (types), a process around them (process), the native backend (native)."""
+"""Rollout engines: what backends share (batch), the process around one (process, child), and native and vllm."""

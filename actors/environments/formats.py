@@ -9,7 +9,7 @@ def format_fault(template: str | None) -> str:
     if template is None:
         return ""
     if "tools" not in template:
-        return "the chat template tells the model of no tools"
+        return "the chat template shows the model no tools"
     if "<tool_call>" not in template:
         return "the chat template writes tool calls in another format than <tool_call>{json}</tool_call>"
     if "<function=" in template or "<arg_key>" in template:

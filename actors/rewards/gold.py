@@ -42,7 +42,7 @@ def gold_answer(answer: Any) -> str:
     if not bare:
         raise UnreadableGoldError("it is empty")
     if bare.casefold() in _NOTHING or not re.search(r"\w|\\[A-Za-z]", bare):
-        raise UnreadableGoldError(f"it says nothing: {gold:.80}")
+        raise UnreadableGoldError(f"it has no content: {gold:.80}")
     if not _balanced(gold):
         raise UnreadableGoldError(f"its braces do not match: {gold:.80}")
     return gold

@@ -120,7 +120,7 @@ def _plain(received: bytes, encoding: str, url: str) -> bytes:
         plain = reader.decompress(received, _MOST_BYTES)
     except zlib.error as error:
         raise GradingError(
-            f"{url}: the reply is said to be compressed ({encoding}), and cannot be read: {error}"
+            f"{url}: the reply claims to be compressed ({encoding}) and cannot be read: {error}"
         ) from None
     if reader.unconsumed_tail:
         raise GradingError(_too_long(url))

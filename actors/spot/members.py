@@ -79,7 +79,7 @@ class Members:
         """Whom it waits for, in words."""
         told = self._told
         if told is None or not told.rank:
-            return "the other members are gone"
+            return "the other members have left"
         return f"{told.members[0]} leads, and does not answer at {told.store}, or began without this member"
 
     def enter(self, session: TrainSession) -> str:
@@ -229,7 +229,7 @@ class Members:
             if wanted_s is None and self._wanted():
                 wanted_s = now_s
             if wanted_s is not None and now_s - wanted_s > _PATIENCE_S:
-                raise BrokenGroupError("wanted elsewhere, and the others are late")
+                raise BrokenGroupError("called back while the others are late")
             if now_s - start_s > LIMIT_S:
                 raise BrokenGroupError(f"the others did not answer within {LIMIT_S:g} s")
 

@@ -132,7 +132,7 @@ def test_sigterm_hands_the_requests_to_others_with_their_tokens(victim: str) -> 
         assert lost[0].startswith("rollout-1: ")
         if victim == "actor":
             assert len(lost) == 1
-            assert "it was told to end (SIGTERM); " in lost[0]
+            assert "it received SIGTERM; " in lost[0]
             assert not lost[0].endswith("with 0 tokens")
         after = statuses(dispatcher)["rollout-1"]
         assert (after.pid == status.pid) is (victim == "engine")
@@ -150,7 +150,7 @@ def test_a_worker_that_is_told_to_end_between_two_runs_is_replaced() -> None:
         check(done, asked)
         assert events[0] == (
             "worker_lost",
-            "rollout-0: it was told to end (SIGTERM); 0 requests are re-issued with 0 tokens",
+            "rollout-0: it received SIGTERM; 0 requests are re-issued with 0 tokens",
         )
 
 

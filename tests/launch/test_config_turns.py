@@ -66,9 +66,7 @@ class Chat:
 
 def test_a_chat_template_without_tools_is_refused_unless_one_insists(write_config: Write) -> None:
     config = load_config(write_config(), [TOOLS, "data.template=chat"]).config
-    with pytest.raises(
-        Exception, match=r"environment.tool_format: auto: the chat template tells the model of no tools"
-    ):
+    with pytest.raises(Exception, match=r"environment.tool_format: auto: the chat template shows the model no tools"):
         tools_of(config, Chat())
     config = load_config(write_config(), [TOOLS, "data.template=chat", "environment.tool_format=hermes"]).config
     assert [tool["function"]["name"] for tool in tools_of(config, Chat())] == ["add"]

@@ -111,7 +111,7 @@ def test_other_replies_and_records_that_do_not_fit_are_errors() -> None:
         (b"[" * 200_000, {}, "is not one of chat completions: '[[["),
         (b" " * (5 << 20), {}, "the reply is longer than 4 MiB"),
         (gzip.compress(b" " * (50 << 20)), {"Content-Encoding": "gzip"}, "the reply is longer than 4 MiB"),
-        (b"no gzip", {"Content-Encoding": "gzip"}, "said to be compressed (gzip), and cannot be read"),
+        (b"no gzip", {"Content-Encoding": "gzip"}, "claims to be compressed (gzip) and cannot be read"),
         (b"\xff" * 400, {"status": "400"}, "status 400: '\ufffd"),
     ],
     ids=["not UTF-8", "nested", "long", "gzip bomb", "no gzip", "status"],

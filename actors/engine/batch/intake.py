@@ -94,7 +94,7 @@ def reason_to_reject(request: Request, limits: EngineLimits) -> str | None:
     for marker in () if rule is None else (rule.strings, rule.answer):
         if marker is not None and len(marker.tokens) and int(marker.tokens[-1]) >= limits.vocab_size:
             return (
-                f"a stop rule knows token {int(marker.tokens[-1])}, outside the model's vocabulary of "
+                f"a stop rule contains token {int(marker.tokens[-1])}, outside the model's vocabulary of "
                 f"{limits.vocab_size}: the tokenizer does not belong to this model (model.tokenizer)"
             )
     prefix = request.prefix

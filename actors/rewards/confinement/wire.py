@@ -26,7 +26,7 @@ def send(descriptor: int, payload: bytes) -> None:
 
 
 def receive(descriptor: int) -> bytes:
-    """The next frame; EOFError if the other side has gone."""
+    """Read the next frame. Raises EOFError if the other process has ended."""
     size = int.from_bytes(_read(descriptor, 8), "little")
     if size > MAX_FRAME_BYTES:
         raise EOFError(f"a message of {size} bytes")
@@ -38,7 +38,7 @@ def _read(descriptor: int, size: int) -> bytes:
     while len(parts) < size:
         part = os.read(descriptor, min(size - len(parts), 1 << 20))
         if not part:
-            raise EOFError("the other side has gone")
+            raise EOFError("the other process has ended")
         parts += part
     return bytes(parts)
 
