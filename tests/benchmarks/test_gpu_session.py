@@ -135,6 +135,7 @@ def check(rows: dict[str, list[dict[str, Any]]]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device, or pretends to")
 def test_every_part_runs_here_without_pydantic_ray_or_the_native_extension(tmp_path: Path) -> None:
     check(rehearse(tmp_path))

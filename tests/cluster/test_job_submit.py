@@ -122,6 +122,7 @@ def test_without_the_token_nothing_is_accepted(head: Head) -> None:
     assert "ran anyway" not in done.stdout
 
 
+@pytest.mark.long
 def test_training_as_a_job(head: Head, tmp_path: Path) -> None:
     """Two RL steps on the submitted cluster: the run attaches to it, and its files land where run.dir says."""
     config = {

@@ -79,6 +79,7 @@ def test_one_rank_does_a_step(path: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_two_ranks_do_a_step_of_what_is_shipped_for_eight(tmp_path: Path) -> None:
     configs = {path.stem: path for path in CONFIGS if 1 < load(path).learner.ranks <= 8}
     assert len(configs) > 1

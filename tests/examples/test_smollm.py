@@ -34,6 +34,7 @@ def test_the_configuration_is_one_for_a_chat_model_without_a_gpu() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft asks for it
 @pytest.mark.skipif(

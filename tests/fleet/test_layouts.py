@@ -47,6 +47,7 @@ def survive(begun: Job, layout: str, *acts: Act) -> list[str]:
     return [event["kind"] for event in read(begun.run / "events.jsonl")]
 
 
+@pytest.mark.long
 def test_embedded_an_elastic_run_loses_a_node_while_another_joins(
     nodes: Nodes, runs: Runs, one_process: RunRecord
 ) -> None:

@@ -13,6 +13,7 @@ from config.formats import FORMATS
 from models import ops
 from models.low_bit import quantise
 from models.ops.native import kernels
+from tests.params import long
 
 ROOT = Path(__file__).parents[2]
 DTYPES = [torch.float32, torch.bfloat16]
@@ -71,7 +72,7 @@ def test_variants_differ_by_rounding_only_and_not_at_all_in_float32_and_low_bit_
         torch.testing.assert_close(mine[name], expected, rtol=tolerance, atol=tolerance, msg=name)
 
 
-@pytest.mark.parametrize("area", ["test_linear.py", "test_attention.py", "test_low_bit.py"])
+@pytest.mark.parametrize("area", ["test_linear.py", *long("test_attention.py", "test_low_bit.py")])
 def test_an_older_variant_passes_the_same_tests(lower: str, area: str) -> None:
     if lower == "avx512" and area == "test_attention.py":
         pytest.skip("attention is the same with AMX")

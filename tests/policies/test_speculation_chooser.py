@@ -15,6 +15,7 @@ from policies.speculation.chooser import AdaptivePolicy
 from policies.speculation.defaults import default_arms
 from policies.speculation.policy import Reason
 from policies.steps import Load, StepKind
+from tests.params import long
 from tests.policies.loads import load, outcome
 from tests.policies.speculation_sim import (
     Running,
@@ -81,7 +82,7 @@ def steps_of(world: World, running: int, seconds: float) -> int:
 
 @pytest.mark.parametrize("drafters", DRAFTERS)
 @pytest.mark.parametrize("machine", MACHINES)
-@pytest.mark.parametrize("running", [1, 2, 4, 8, 16, 32])
+@pytest.mark.parametrize("running", [1, 8, *long(2, 4, 16, 32)])
 def test_with_a_calibration_little_is_lost_against_the_best_in_hindsight(
     machine: str, drafters: str, running: int
 ) -> None:
@@ -100,7 +101,7 @@ def test_with_a_calibration_little_is_lost_against_the_best_in_hindsight(
 
 @pytest.mark.parametrize("drafters", DRAFTERS)
 @pytest.mark.parametrize("machine", MACHINES)
-@pytest.mark.parametrize("running", [1, 4, 16])
+@pytest.mark.parametrize("running", [4, *long(1, 16)])
 def test_without_one_it_is_found_a_little_later(machine: str, drafters: str, running: int) -> None:
     world, then = on(machine, drafters), []
     for seed in SEEDS:

@@ -86,8 +86,9 @@ def test_a_run_of_which_a_part_is_killed_at_a_random_moment_is_the_same_run(
     pytest.fail(f"no moment was found in {ATTEMPTS} runs")
 
 
-def test_one_other_loss_or_length_is_a_difference(whole: Path, tmp_path: Path) -> None:
+def test_one_other_loss_or_length_is_a_difference(runs: Runs, base: list[dict[str, Any]], tmp_path: Path) -> None:
     """The comparison can fail."""
+    whole = runs.root / "base"
     for name, old, new, found in (
         ("metrics", '"loss/mean":', '"loss/mean":0,"x":', "loss/mean"),
         ("lengths", '"lengths":[', '"lengths":[0,', "lengths.jsonl"),

@@ -127,6 +127,7 @@ def micro_steps(records: Records) -> list[int]:
     return [update[0] for record in records for update in record["updates"]]
 
 
+@pytest.mark.long
 def test_the_default_chooser_drafts_with_the_drafter_that_it_trains(long: LongRuns) -> None:
     """Adaptive, beside n-gram and suffix, with training, hand-outs and a resume: it once drafted nothing at all."""
 

@@ -6,11 +6,11 @@ import time
 
 import pytest
 
-from tests.train.conftest import STEPS, Runs
+from tests.train.conftest import STEPS, Alone, Runs
 from tests.train.test_determinism import learning
 from tests.train.test_resume import start, wait_for_steps
 
-pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 # Few responses of the untrained network match: most groups have no signal, so steps take several rounds.
 DAPO = (
@@ -21,12 +21,23 @@ DAPO = (
 SAMPLING = ("groups/total", "groups/rounds", "groups/refilled", "groups/surplus", "tokens/refilled", "overlong/reward")
 
 
-def test_a_killed_run_on_two_workers_ends_like_an_undisturbed_one_on_one(runs: Runs, ray_head: str) -> None:
-    alone = runs.alone(*DAPO)
+@pytest.fixture(scope="module")
+def alone(runs: Runs) -> Alone:
+    return runs.alone(*DAPO)
+
+
+def test_steps_take_several_rounds_and_use_no_more_groups_than_asked_for(alone: Alone) -> None:
+    assert max(row["groups/refilled"] for row in alone.rows) > 0
+    assert all(row["tokens/refilled"] < row["tokens/generated"] for row in alone.rows)
+    assert all(row["groups/used"] <= 4 for row in alone.rows)
+
+
+@pytest.mark.ray
+@pytest.mark.long
+def test_a_killed_run_on_two_workers_ends_like_an_undisturbed_one_on_one(
+    runs: Runs, alone: Alone, ray_head: str
+) -> None:
     undisturbed = alone.rows
-    assert max(row["groups/refilled"] for row in undisturbed) > 0
-    assert all(row["tokens/refilled"] < row["tokens/generated"] for row in undisturbed)
-    assert all(row["groups/used"] <= 4 for row in undisturbed)
     seed = time.time_ns()
     moment = random.Random(seed)
     extra = (*DAPO, "rollout.workers=2", "checkpoint.every=1", "observe.samples_per_step=1000")

@@ -17,6 +17,7 @@ from tests.train.conftest import SHARP, STEPS, Runs
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
 
+@pytest.mark.long
 def test_a_run_and_its_checkpoint_are_evaluated_as_the_run_did(
     runs: Runs, base: list[dict[str, Any]], tmp_path: Path
 ) -> None:

@@ -110,10 +110,10 @@ def test_what_a_folder_has_is_found_and_what_it_has_not_is_named_with_the_folder
     assert "environment" not in said
     assert "my_parts" not in said
     wrong = ("reward.terms.1.function=my_words:short", "environment.factory=my_games:Guess")
+    said = " ".join(paceline(folder, "config", "c.yaml", *wrong).stderr.split())
     for key, module in zip(("reward.terms", "environment.factory"), ("my_words", "my_games"), strict=True):
-        said = " ".join(paceline(folder, "config", "c.yaml", *wrong).stderr.split())
         assert f"No module named '{module}'; looked in {folder}" in said, key
-        assert "put the module into one of these folders" in said
+    assert said.count("put the module into one of these folders") == 2
 
 
 @pytest.mark.ray

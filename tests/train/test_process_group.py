@@ -51,7 +51,13 @@ def check_stopped(runs: Runs, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "times"), [(signal.SIGTERM, 1), (signal.SIGTERM, 2), (signal.SIGINT, 1), (signal.SIGINT, 2)]
+    ("number", "times"),
+    [
+        pytest.param(signal.SIGTERM, 1, marks=pytest.mark.long),
+        pytest.param(signal.SIGTERM, 2, marks=pytest.mark.long),
+        pytest.param(signal.SIGINT, 1, marks=pytest.mark.long),
+        (signal.SIGINT, 2),
+    ],
 )
 def test_a_signal_to_the_group_of_a_run_with_a_head_of_its_own(
     number: signal.Signals, times: int, runs: Runs, sessions: Path
@@ -66,6 +72,7 @@ def test_a_signal_to_the_group_of_a_run_with_a_head_of_its_own(
     check_stopped(runs, name)
 
 
+@pytest.mark.long
 def test_a_signal_to_the_group_of_a_run_on_another_head(runs: Runs, ray_head: str) -> None:
     process = begin(runs, "group-attached", {**os.environ, "RAY_ADDRESS": ray_head})
     os.killpg(process.pid, signal.SIGTERM)

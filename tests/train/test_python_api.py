@@ -27,7 +27,9 @@ print("HELD OUT", [row["eval/reward"] for row in run.evaluations()])
 """
 
 
-def test_a_script_trains_with_its_own_function_as_the_command_does_with_a_pattern(runs: Runs, tmp_path: Path) -> None:
+def test_a_script_trains_with_its_own_function_as_the_command_does_with_a_pattern(
+    runs: Runs, ray_head: str, tmp_path: Path
+) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     given = ("run.steps=2", "rollout.prompts_per_step=4")
@@ -36,7 +38,7 @@ def test_a_script_trains_with_its_own_function_as_the_command_does_with_a_patter
         capture_output=True,
         text=True,
         cwd=tmp_path,
-        env={name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | {"PYTHONPATH": str(ROOT)},
+        env=os.environ | {"RAY_ADDRESS": ray_head, "PYTHONPATH": str(ROOT)},
         timeout=300,
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -59,7 +59,7 @@ def left(sessions: Path) -> list[int]:
     [
         ("raylet", signal.SIGKILL, "Ray's raylet (process {pid}) has ended"),
         pytest.param("gcs_server", signal.SIGKILL, "Ray's GCS (process {pid}) has ended", marks=pytest.mark.long),
-        ("raylet", signal.SIGSTOP, "cluster.ray_timeout_s"),
+        pytest.param("raylet", signal.SIGSTOP, "cluster.ray_timeout_s", marks=pytest.mark.long),
     ],
     ids=["raylet killed", "GCS killed", "raylet stopped"],
 )

@@ -67,6 +67,7 @@ def test_sigkill_at_a_random_moment(runs: Runs, ray_head: str, base: list[dict[s
     assert runs.texts("killed") == runs.texts("base")
 
 
+@pytest.mark.long
 def test_ctrl_c_checkpoints_and_stops(runs: Runs, ray_head: str) -> None:
     process = start(runs, ray_head, "interrupted", "checkpoint.every=0", "run.steps=200")
     wait_for_steps(runs, "interrupted", process, 1)

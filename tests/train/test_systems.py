@@ -10,12 +10,10 @@ from tests.train.conftest import Runs
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 
-SYSTEMS = ("das", "efficient_rollout", "everything")
 STEPS = 2
 
 
-def test_the_examples_train(runs: Runs, ray_head: str) -> None:
-    """Those that change no token sample the same."""
+def check_trains(runs: Runs, name: str) -> None:
     small = [
         f"run.dir={runs.root}",
         f"run.steps={STEPS}",
@@ -28,13 +26,23 @@ def test_the_examples_train(runs: Runs, ray_head: str) -> None:
         "checkpoint.every=0",
         "observe={live: false, tensorboard: false, samples_per_step: 1000}",
     ]
-    for name in SYSTEMS:
-        no_fit = ["drafter.offline=null"] if name == "everything" else []
-        config = load_config(EXAMPLES / f"systems/{name}.yaml", [*small, *no_fit]).config
-        assert train(config, config_source="test", resume=False) == 0, name
-        steps = runs.steps(name)
-        assert [row["step"] for row in steps] == list(range(1, STEPS + 1)), name
-        assert all(row["tokens/generated"] > 0 for row in steps), name
-    assert runs.texts("das") == runs.texts("efficient_rollout")
-    assert len(runs.texts("everything")) < len(runs.texts("das")), "there is a budget"
+    no_fit = ["drafter.offline=null"] if name == "everything" else []
+    config = load_config(EXAMPLES / f"systems/{name}.yaml", [*small, *no_fit]).config
+    assert train(config, config_source="test", resume=False) == 0
+    steps = runs.steps(name)
+    assert [row["step"] for row in steps] == list(range(1, STEPS + 1))
+    assert all(row["tokens/generated"] > 0 for row in steps)
+
+
+def test_all_that_goes_together_trains(runs: Runs, ray_head: str) -> None:
+    check_trains(runs, "everything")
+    assert len(runs.texts("everything")) < STEPS * 4 * 6, "there is a budget"
     assert all(row["weights/quantise_s"] > 0 for row in runs.steps("everything"))
+
+
+@pytest.mark.long
+def test_systems_that_change_no_token_sample_the_same(runs: Runs, ray_head: str) -> None:
+    for name in ("das", "efficient_rollout"):
+        check_trains(runs, name)
+    assert runs.texts("das") == runs.texts("efficient_rollout")
+    assert len(runs.texts("das")) == STEPS * 4 * 6

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from models.ops.triton import launch
 from tests.ops.triton.paged import Paged, paged
+from tests.params import long
 
 WIDEST = 40  # a prompt chunk among decoding requests
 
@@ -105,7 +106,7 @@ def test_a_chain_drawn_as_a_tree_gives_the_same_bits(way: str) -> None:
     assert_bitwise(replace(chain, mask=mask).attend(), chain.attend())
 
 
-@pytest.mark.parametrize("tree", [0, 7])
+@pytest.mark.parametrize("tree", [7, *long(0)])
 def test_bounds_and_the_way_change_no_bit(tree: int, monkeypatch: pytest.MonkeyPatch) -> None:
     case = paged([4, 1, 0, 7], [600, 257, 5, 300], tree=tree)
     expected = case.attend()
@@ -129,6 +130,7 @@ def test_tables_of_any_strides() -> None:
     assert_bitwise(replace(case, tables=case.tables.t().contiguous().t()).attend(), case.attend())
 
 
+@pytest.mark.long
 def test_a_context_of_32k() -> None:
     case = paged([1], [32_768], heads=(2, 1, 16))
     assert_equals_the_oracle(case, case.attend())

@@ -63,6 +63,7 @@ def assert_fit_for_use(rows: list[dict[str, Any]]) -> None:
             assert len(shapes) == 1, "ways of one attention multiply alike, or their bits would differ"
 
 
+@pytest.mark.long
 def test_an_h100_runs_the_7b_model_without_spills_by_wide_loads(tmp_path: Path) -> None:
     assert_fit_for_use(compiled(tmp_path, ["7b"], ["90"]))
 

@@ -12,6 +12,7 @@ import torch
 from benchmarks.harness import ROOT
 from models.ops.triton import launch
 from tests.ops.triton.interpreter import product
+from tests.params import long
 
 FEATURES = np._core._multiarray_umath.__cpu_features__  # type: ignore[attr-defined]
 # OpenBLAS's kernels for these CPUs; a name that it does not know changes nothing (macOS, aarch64).
@@ -37,7 +38,7 @@ def rows_of_products() -> str:
     return digest.hexdigest()
 
 
-@pytest.mark.parametrize("core_type", CORE_TYPES)
+@pytest.mark.parametrize("core_type", [CORE_TYPES[0], *long(*CORE_TYPES[1:])])
 def test_a_row_has_the_same_bits_in_any_batch_under_each_kernel_of_openblas(core_type: str) -> None:
     """numpy's matmul fails it under Haswell and Zen. The bits are also those of this process."""
     code = f"from {__name__} import rows_of_products; print(rows_of_products())"
