@@ -4,7 +4,8 @@ Owns what the budget is told of the slot table; never what it decides, and never
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +37,8 @@ class Budgeting:
             return
         prompt, length = int(table.prompt_length[slot]), int(table.length[slot])
         limit, known = int(table.limit[slot]) - prompt, table.tokens[slot, : int(table.noise_origin[slot])]
-        self._tell(lambda budget: budget.begin(slot, known, length - prompt, limit))
+        with self._guarded():
+            self._budget.begin(slot, known, length - prompt, limit)
 
     def end(self, slot: int, finished: bool) -> None:
         table = self._table
@@ -46,13 +48,18 @@ class Budgeting:
         drawn = length - int(table.prompt_length[slot])
         last, stops = table.tokens[slot, length - 1], table.stop[slot]
         ended = finished and bool(length < table.limit[slot] or (stops == last).any())
-        self._tell(lambda budget: budget.end(slot, drawn, finished=finished, ended=ended))
+        with self._guarded():
+            self._budget.end(slot, drawn, finished=finished, ended=ended)
 
     def remember(self, prompts: list[Int32Array], responses: list[Int32Array]) -> None:
-        self._tell(lambda budget: budget.remember(prompts, responses))
+        if self._budget is not None:
+            with self._guarded():
+                self._budget.remember(prompts, responses)
 
     def new_target(self) -> None:
-        self._tell(lambda budget: budget.new_target())
+        if self._budget is not None:
+            with self._guarded():
+                self._budget.new_target()
 
     def save(self, directory: str) -> None:
         """Raises OSError: a full disk says nothing against the budget."""
@@ -60,13 +67,15 @@ class Budgeting:
             self._budget.save(directory)
 
     def load(self, directory: str) -> None:
-        self._tell(lambda budget: budget.load(directory))
+        if self._budget is not None:
+            with self._guarded():
+                self._budget.load(directory)
 
-    def _tell(self, call: Callable[[DraftBudget], None]) -> None:
-        if self._budget is None:
-            return
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """A budget that fails inside is given up."""
         try:
-            call(self._budget)
+            yield
         except Exception:
             self._give_up()
 
