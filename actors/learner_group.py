@@ -129,7 +129,7 @@ class LearnerGroup:
                 options = {"num_cpus": 1, **(actor_options(index) if actor_options else {}), "name": unique_name(name)}
                 self._ranks.append(remote.options(**options).remote(spec, index, size, self._context.log(name)))
             deadline_s = time.monotonic() + start_timeout_s
-            self._places = self._call("start", deadline_s - time.monotonic(), lambda r: r.place.remote())
+            self._places = self._call("start", deadline_s - time.monotonic(), "place")
             on_node = Counter(place.node_id for place in self._places)
             host = "127.0.0.1" if len(on_node) == 1 else self._places[0].node_ip
             port = 0
@@ -168,13 +168,18 @@ class LearnerGroup:
         self._call(
             "record_into",
             self._timeout_s,
-            lambda rank: rank.record_into.remote(buffers, max_bytes, layers, eagle3, seed),
+            "record_into",
+            buffers,
+            max_bytes,
+            layers,
+            eagle3,
+            seed,
         )
 
     def begin(self, optimizer: OptimizerOptions, total_steps: int) -> None:
         """Start a phase (warm start, RL) of `total_steps` optimizer steps: fresh optimizer and schedule. The current
         weights become the reference of the KL term."""
-        self._call("begin", self._timeout_s, lambda rank: rank.begin.remote(optimizer, total_steps))
+        self._ask("begin", optimizer, total_steps)
 
     def rest(self, *, optimizer: bool) -> None:
         """Until the next step engines need the devices: ranks give back what torch keeps for them, and the optimizer's
@@ -182,7 +187,7 @@ class LearnerGroup:
         the store's copy."""
         self._rests = optimizer
         if not self._rested:
-            self._call("rest", self._timeout_s, lambda rank: rank.rest.remote(optimizer))
+            self._ask("rest", optimizer)
             self._rested = True
 
     def train_step(self, sequences: Sequence[TrainSequence], step: int = 0, *, asked: int | None = None) -> StepResult:
@@ -195,7 +200,7 @@ class LearnerGroup:
     ) -> StepUnderWay:
         """As `train_step`, but does not wait for it. No other call of the learner before its `result`."""
         shared, name, begun_s = ray.put(list(sequences)), f"train_step {step}", time.monotonic()
-        refs = self._begin(name, lambda rank: rank.train_step.remote(shared, asked))
+        refs = self._begin(name, "train_step", shared, asked)
 
         def result() -> StepResult:
             first: StepResult = self._wait(name, self._timeout_s, refs, begun_s)[0]
@@ -207,21 +212,21 @@ class LearnerGroup:
         """KL to the reference, by the estimator `objective.kl`, of every response token under the current weights: [T]
         for each sequence, in their order; advantages are not looked at. For KL in the reward."""
         shared = ray.put(list(sequences))
-        parts = self._call(f"reference_kl {step}", self._timeout_s, lambda rank: rank.reference_kl.remote(shared))
+        parts = self._call(f"reference_kl {step}", self._timeout_s, "reference_kl", shared)
         found = {index: values for part in parts for index, values in part.items()}
         return [found[index] for index in range(len(sequences))]
 
     def sft_step(self, demonstrations: Sequence[Demonstration]) -> StepResult:
         """One supervised optimizer step on these demonstrations."""
         shared = ray.put(list(demonstrations))
-        result: StepResult = self._call("sft_step", self._timeout_s, lambda rank: rank.sft_step.remote(shared))[0]
+        result: StepResult = self._ask("sft_step", shared)[0]
         return result
 
     def publish(self, version: int, *, masters: bool = False) -> "tuple[WeightsManifest, ray.ObjectRef[Any]]":
         """The current weights as (manifest, reference to a uint8 numpy buffer), as rollouts have them, or the adapters
         that engines make them of (`adapters_only`); `masters`: all weights, in model.dtype. The buffer is owned by rank
         0's actor, which keeps the newest one; older ones live as long as somebody holds their reference."""
-        published = self._call("publish", self._timeout_s, lambda rank: rank.publish.remote(version, masters))[0]
+        published = self._ask("publish", version, masters)[0]
         assert published is not None
         manifest: WeightsManifest = published[0]
         self.quantise_s = published[2]
@@ -286,19 +291,19 @@ class LearnerGroup:
 
     def check(self) -> None:
         """All ranks answer. Raises LearnerLostError."""
-        self._call("check", self._timeout_s, lambda rank: rank.place.remote())
+        self._call("check", self._timeout_s, "place")
 
     def save(self, directory: str | Path) -> None:
         """Weights, optimizer, schedule and RNG into a directory that all ranks see. For `write_checkpoint`."""
-        self._call("save", self._timeout_s, lambda rank: rank.save.remote(str(directory)))
+        self._ask("save", str(directory))
 
     def load(self, directory: str | Path) -> None:
         """Continue where `save` was called; `begin` the same phase first."""
-        self._call("load", self._timeout_s, lambda rank: rank.load.remote(str(directory)))
+        self._ask("load", str(directory))
 
     def export(self, directory: str | Path) -> None:
         """Write a Hugging Face model directory, atomically."""
-        self._call("export", self._timeout_s, lambda rank: rank.export.remote(str(directory)))
+        self._ask("export", str(directory))
 
     def close(self, grace_s: float = CLOSE_S) -> None:
         """End all ranks; never raises, never waits longer than grace_s. Twice is fine."""
@@ -318,15 +323,19 @@ class LearnerGroup:
     ) -> None:
         self.close()
 
-    def _call(self, name: str, timeout_s: float, start: Callable[[Any], Any]) -> list[Any]:
-        """The same call on every rank; results in rank order."""
-        return self._wait(name, timeout_s, self._begin(name, start))
+    def _ask(self, method: str, *arguments: object) -> list[Any]:
+        """Call a method on every rank; results in rank order."""
+        return self._call(method, self._timeout_s, method, *arguments)
 
-    def _begin(self, name: str, start: Callable[[Any], Any]) -> list[Any]:
+    def _call(self, name: str, timeout_s: float, method: str, *arguments: object) -> list[Any]:
+        """As `_ask`, with a time limit and a name for what may be said of the call."""
+        return self._wait(name, timeout_s, self._begin(name, method, *arguments))
+
+    def _begin(self, name: str, method: str, *arguments: object) -> list[Any]:
         if not self._ranks:
             raise RuntimeError(f"learner.{name}: the learner group is closed")
         self._rested = False  # whatever it is, it may need the optimizer
-        return [start(rank) for rank in self._ranks]
+        return [getattr(rank, method).remote(*arguments) for rank in self._ranks]
 
     def _wait(self, name: str, timeout_s: float, refs: list[Any], begun_s: float | None = None) -> list[Any]:
         """Results of refs (rank i's is refs[i]), or the failure that explains the others. `begun_s`: when the time

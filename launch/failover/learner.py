@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 import numpy as np
 import ray
@@ -30,6 +30,7 @@ from models.durable import faults
 from models.manifest import WeightsManifest
 
 T = TypeVar("T")
+_Method = Literal["begin", "load", "rest", "reference_kl", "publish", "export"]  # of LearnerGroup
 SAY_AFTER_S = 10.0  # of waiting for the group's places
 STOP_AFTER_S = 20.0  # a run that was asked to stop waits no longer: a group that comes up can still be saved
 
@@ -76,15 +77,18 @@ LearnerEvent = LearnerStarts | LearnerStarted | LearnerWaits | UpdatesRepeat | W
 class _Step:
     """One that is learned, with whatever group there is."""
 
-    def __init__(self, begin: Callable[[LearnerGroup], StepUnderWay]) -> None:
-        self._begin = begin
+    def __init__(self, sequences: Sequence[TrainSequence], step: int, asked: int | None) -> None:
+        self._sequences, self._step, self._asked = sequences, step, asked
         self._begun: tuple[LearnerGroup, StepUnderWay] | None = None
 
     def of(self, group: LearnerGroup) -> StepUnderWay:
         """Begun again if `group` is not the one that it was begun with."""
         if self._begun is None or self._begun[0] is not group:
-            self._begun = group, self._begin(group)
+            self._begun = group, group.begin_step(self._sequences, self._step, asked=self._asked)
         return self._begun[1]
+
+    def result_of(self, group: LearnerGroup) -> StepResult:
+        return self.of(group).result()
 
 
 class FailoverLearner:
@@ -153,6 +157,14 @@ class FailoverLearner:
         finally:
             self._calling -= 1
 
+    def _ask(self, method: _Method, *arguments: Any, **options: Any) -> Any:
+        """`call` of one method of the group, which gives the same whenever it is repeated."""
+
+        def ask(group: LearnerGroup) -> Any:
+            return getattr(group, method)(*arguments, **options)
+
+        return self.call(ask)
+
     # What a run asks of the group.
 
     def record_into(self, buffers: Callable[[Collection[str]], Mapping[str, Any]], **options: Any) -> None:
@@ -166,21 +178,22 @@ class FailoverLearner:
         self._recording = record
 
     def begin(self, optimizer: OptimizerOptions, total_steps: int) -> None:
-        self.call(lambda group: group.begin(optimizer, total_steps))
+        self._ask("begin", optimizer, total_steps)
         self._phase = optimizer, total_steps
         self._goes_on_from(None)
 
     def load(self, directory: Path) -> None:
-        self.call(lambda group: group.load(directory))
+        self._ask("load", directory)
         self._goes_on_from(directory)
         self._published = None  # if anything was, it was something else
 
     def rest(self, *, optimizer: bool) -> None:
-        self.call(lambda group: group.rest(optimizer=optimizer))
+        self._ask("rest", optimizer=optimizer)
         self._rests = optimizer
 
     def reference_kl(self, sequences: Sequence[TrainSequence], step: int = 0) -> list[NDArray[np.float32]]:
-        return self.call(lambda group: group.reference_kl(sequences, step))
+        found: list[NDArray[np.float32]] = self._ask("reference_kl", sequences, step)
+        return found
 
     def train_step(self, sequences: Sequence[TrainSequence], step: int = 0, *, asked: int | None = None) -> StepResult:
         return self.begin_step(sequences, step, asked=asked).result()
@@ -190,11 +203,11 @@ class FailoverLearner:
     ) -> StepUnderWay:
         """See LearnerGroup. A group that is lost meanwhile is made again, and the step begun again, when `result` is
         asked for, or `renew` before."""
-        self._step = under_way = _Step(lambda group: group.begin_step(sequences, step, asked=asked))
+        self._step = under_way = _Step(sequences, step, asked)
 
         def result() -> StepResult:
             try:
-                found = self.call(lambda group: under_way.of(group).result())
+                found = self.call(under_way.result_of)
             finally:
                 self._step = None
             self._updates += 1
@@ -221,7 +234,7 @@ class FailoverLearner:
             )
 
     def publish(self, version: int, *, masters: bool = False) -> "tuple[WeightsManifest, ray.ObjectRef[Any]]":
-        manifest, ref = self.call(lambda group: group.publish(version, masters=masters))
+        manifest, ref = self._ask("publish", version, masters=masters)
         self.published(version, manifest.checksum, masters=masters)
         return manifest, ref
 
@@ -290,7 +303,7 @@ class FailoverLearner:
         self._goes_on_from(directory)
 
     def export(self, directory: Path) -> None:
-        self.call(lambda group: group.export(directory))
+        self._ask("export", directory)
 
     def take(self) -> tuple[dict[str, float], dict[str, float]]:
         """Metrics and seconds since the last call, for the record of an RL step."""
