@@ -31,6 +31,7 @@ from models.checksum import checksum
 from models.manifest import WeightsManifest
 from tests.actors.fake_engine import FakeEngine, FakeOptions, logprob, make_request, response
 from tests.actors.statuses import statuses
+from tests.params import long
 
 pytestmark = pytest.mark.ray
 
@@ -90,7 +91,7 @@ def weights(version: int) -> tuple[WeightsManifest, "ray.ObjectRef[np.ndarray]"]
     return WeightsManifest(version, checksum(buffer), (), buffer.nbytes), ray.put(buffer)
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("workers", [2, *long(1, 3)])
 def test_same_tokens_whatever_the_number_of_workers(workers: int) -> None:
     with running(options(workers)) as (dispatcher, events):
         done: list[Rollout] = []
@@ -106,7 +107,7 @@ def test_same_tokens_whatever_the_number_of_workers(workers: int) -> None:
             assert (status.engine, status.restarts, status.torch_loaded) == ("running", 0, False)
 
 
-@pytest.mark.parametrize("victim", ["actor", "engine", "both"])
+@pytest.mark.parametrize("victim", ["both", *long("actor", "engine")])
 def test_sigterm_hands_the_requests_to_others_with_their_tokens(victim: str) -> None:
     """As a cloud, Ray or a person sends it. The engines report no progress, so what goes on was handed back."""
     fake, restarts = FakeOptions(step_s=0.004, progress_every_tokens=1000), 0 if victim == "actor" else 9
@@ -270,7 +271,10 @@ def test_requests_aborted_by_id_come_back_once_with_what_they_have_also_if_their
         check(again, asked)
 
 
-@pytest.mark.parametrize(("victim", "seed"), [("engine", 0), ("engine", 1), ("actor", 2)])
+LONG = [pytest.param(victim, seed, marks=pytest.mark.long) for victim, seed in (("engine", 0), ("actor", 2))]
+
+
+@pytest.mark.parametrize(("victim", "seed"), [("engine", 1), *LONG])
 def test_sigkill_at_a_random_moment_loses_nothing(victim: str, seed: int) -> None:
     rng = random.Random(seed)
     with running(options(2), FakeOptions(step_s=0.004)) as (dispatcher, events):

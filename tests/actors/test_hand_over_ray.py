@@ -29,6 +29,7 @@ from models.manifest import WeightsManifest
 from tests.actors.statuses import statuses
 from tests.actors.test_native_ray import Answer, answers, asked, child_pids
 from tests.engine.support import tiny_model
+from tests.params import long
 
 pytestmark = pytest.mark.ray
 
@@ -86,7 +87,7 @@ def hold(dispatcher: DispatcherAlone, version: int) -> bool:
     return all(status.weights_version == version for status in statuses(dispatcher).values())
 
 
-@pytest.mark.parametrize("way", ["ipc", "broadcast"])
+@pytest.mark.parametrize("way", ["broadcast", *long("ipc")])
 def test_engines_sample_what_they_would_with_weights_from_the_store(
     way: Way, model_dir: Path, learner: LearnerGroup, expected: Answer
 ) -> None:
@@ -157,6 +158,7 @@ def test_the_store_keeps_what_was_sent_also_by_a_learner_that_rests(learner: Lea
     assert (ray.get(ref, timeout=LIMIT_S) == ray.get(buffer, timeout=LIMIT_S)).all()
 
 
+@pytest.mark.long
 def test_two_ranks_gather_in_step_for_engines_of_one_of_them(model_dir: Path, learner: LearnerGroup) -> None:
     """On one machine every engine shares the first rank's device; the other gathers, and sends nothing."""
     options = LearnerOptions(ranks=2, threads=1)

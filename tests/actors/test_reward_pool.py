@@ -16,6 +16,7 @@ from actors.reward_pool import RewardFailuresError, RewardWorkerStartError
 from actors.rewards import Grade, GradeItem
 from benchmarks.alone import PoolAlone
 from config.rewards import RewardOptions, RewardTerm
+from tests.params import long
 
 pytestmark = pytest.mark.ray
 
@@ -98,7 +99,7 @@ def test_raising_hanging_and_dying_fail_only_their_rollout(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [2, *long(1)])
 def test_a_reward_worker_that_is_killed_or_stopped_costs_no_grade(
     number: signal.Signals, workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

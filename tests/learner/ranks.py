@@ -18,7 +18,8 @@ TIMEOUT_S = 120.0
 def run_ranks(size: int, function: Callable[..., Any], *args: object) -> list[Any]:
     """[function(rank, *args) of rank 0, 1, ...]. A child's exception fails the test with its traceback."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")  # torch is imported once, and not by every rank of every test
+    context.set_forkserver_preload([__name__, "actors.training.trainer", "torch.distributed.fsdp"])
     store = open_store("127.0.0.1", size, TIMEOUT_S)
     pipes = [context.Pipe(duplex=False) for _ in range(size)]
     children = [
