@@ -16,7 +16,7 @@ from coordinator.transport.security import ClientKeys, ServerKeys
 from coordinator.transport.server import CoordinatorServer
 from coordinator.wire import Ack, Say, Tell, decode_answer, encode
 
-OPTIONS = CoordinatorOptions(heartbeat_s=0.2, lease_s=4, start_deadline_s=20, stop_deadline_s=1)
+OPTIONS = CoordinatorOptions(heartbeat_s=0.2, lease_s=60, start_deadline_s=20, stop_deadline_s=1)
 PATIENCE_S = 60.0
 
 
