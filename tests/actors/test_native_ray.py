@@ -107,6 +107,7 @@ def test_sigkill_of_an_engine_and_of_an_actor_changes_no_token(model_dir: Path, 
             assert stats.reissued >= 1
 
 
+@pytest.mark.long
 def test_suffix_drafters_that_know_everything_change_no_token(
     tmp_path: Path, model_dir: Path, undisturbed: Answer
 ) -> None:

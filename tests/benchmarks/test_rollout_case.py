@@ -44,6 +44,7 @@ def task() -> Task:
     return Task([np.array([i, i + 1, 3], np.int32) for i in range(4)], (7,))
 
 
+@pytest.mark.long
 def test_a_case_with_every_kind_of_contender(target: Target, task: Task) -> None:
     history = rollouts.record_history(target, task)
     options = rollout.Options(seconds=0.0, min_requests=4, case_seconds=60.0, repeats=1, fixed=["suffix:4"])

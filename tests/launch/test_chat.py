@@ -201,7 +201,9 @@ def untemplated_copy(model: Path, to: Path, tokenizer_folder: Path) -> None:
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("end", [b"\x04", b"\x03"], ids=["ctrl-d", "ctrl-c"])
+@pytest.mark.parametrize(
+    "end", [pytest.param(b"\x04", id="ctrl-d"), pytest.param(b"\x03", id="ctrl-c", marks=pytest.mark.long)]
+)
 def test_a_terminal_is_greeted_and_ended_by_a_key(run: Path, end: bytes) -> None:
     """The program itself behind a pseudo-terminal."""
     main, terminal = pty.openpty()

@@ -199,6 +199,7 @@ def test_a_run_without_a_single_rollout_stops(runs: Runs) -> None:
 
 @pytest.mark.ray
 @pytest.mark.timeout(120)
+@pytest.mark.long
 def test_a_full_disk_leaves_the_checkpoint_before_it_and_the_run_resumes_exactly(
     runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -218,6 +218,7 @@ def test_hidden_states_of_the_learners_pass_do_as_well(long: LongRuns) -> None:
     long.is_as_untrained("from-learner")
 
 
+@pytest.mark.long
 def test_ctrl_c_in_the_middle_of_a_rollout_costs_no_worker_and_no_drafter(
     long: LongRuns, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -58,6 +58,7 @@ def test_a_run_without_log_probs_at_temperature_1_learns_evaluates_and_resumes(
     assert (folder / "report.html").is_file()
 
 
+@pytest.mark.long
 def test_an_engine_that_disagrees_stops_the_run_also_without_them(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(opening, "spawn_engine", spawn)
     with pytest.raises(Exception, match=r"log-probs of the sampled tokens differ .*rollout-0"):

@@ -35,6 +35,7 @@ def test_losses_are_bitwise_those_of_the_object_store(runs: Runs, store: list[di
         assert said.startswith(f"{way} for 2 workers: ")
 
 
+@pytest.mark.long
 def test_phases_of_memory_change_no_number(runs: Runs, store: list[dict[str, Any]]) -> None:
     """Engines sleep while the learner works, and its optimizer's state is away while they decode."""
     moves = runs.run("moves", "run.steps=3", "rollout.workers=2", "cluster.offload=always", "cluster.weights=ipc")
