@@ -16,7 +16,7 @@ import contextlib
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
 import zmq
@@ -146,23 +146,28 @@ class WorkerClient(_Connection[Member]):
 
     def busy(self, running: int = 1) -> None:
         """Report new work; a trainer that ran has stopped. running: requests, may change from call to call."""
-        self._report(lambda end, now_s: end.busy(running, now_s))
+        with self._reporting() as now_s:
+            self._end.busy(running, now_s)
 
     def idle(self) -> None:
         """Report that nothing is left to decode and memory is released."""
-        self._report(lambda end, now_s: end.idle(now_s))
+        with self._reporting() as now_s:
+            self._end.idle(now_s)
 
     def started(self, session: int, epoch: int, store: str = "") -> None:
         """Answer Train. store: host:port of its rendezvous store, if it leads and others may join."""
-        self._report(lambda end, now_s: end.started(session, epoch, store, now_s))
+        with self._reporting() as now_s:
+            self._end.started(session, epoch, store, now_s)
 
     def stopped(self, session: int) -> None:
         """Report that the trainer has stopped and its memory is free, after a Stop or by itself."""
-        self._report(lambda end, now_s: end.stopped(session, now_s))
+        with self._reporting() as now_s:
+            self._end.stopped(session, now_s)
 
     def trainer_failed(self, session: int, reason: str) -> None:
         """Report that the trainer has ended with an error; the worker is fine."""
-        self._report(lambda end, now_s: end.trainer_failed(session, reason, now_s))
+        with self._reporting() as now_s:
+            self._end.trainer_failed(session, reason, now_s)
 
     def progress(self, *, running: int = 0, step: int = 0) -> None:
         """Note the trainer's progress for `paceline status`; it travels with the next heartbeat."""
@@ -183,12 +188,15 @@ class WorkerClient(_Connection[Member]):
 
     def close(self) -> None:
         """Leave, and end the thread."""
-        self._report(lambda end, now_s: end.leave(now_s))
+        with self._reporting() as now_s:
+            self._end.leave(now_s)
         super().close()
 
-    def _report(self, act: Callable[[Member, float], None]) -> None:
+    @contextlib.contextmanager
+    def _reporting(self) -> Iterator[float]:
+        """Hold the lock for a report, at the time that is yielded; then let the client's thread send it."""
         with self._lock:
-            act(self._end, self._clock())
+            yield self._clock()
         self._waker.wake()
 
     def _deliver(self) -> None:
