@@ -4,8 +4,9 @@ from config.rollout import EngineOptions
 from config.speculation import SpeculationOptions
 from drafter.build import history_tokens
 from drafter.eagle.drafter import EagleDrafter
-from drafter.eagle.files import EagleWeightsError, load_eagle, save_eagle
+from drafter.eagle.files import load_eagle, save_eagle
 from drafter.eagle.model import Drafting, Eagle3Model, EagleModel, fused_layers, init_eagle
+from drafter.published import EagleWeightsError
 from models.transformer import Transformer
 
 __all__ = [

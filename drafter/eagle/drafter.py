@@ -18,12 +18,13 @@ from config.speculation import EagleOptions
 from config.strategy import Strategy
 from drafter.eagle.cache import IDLE, CachePlaces, EagleCache, EagleContext
 from drafter.eagle.device import DeviceDrafts
-from drafter.eagle.files import EagleWeightsError, eagle_at, save_eagle
+from drafter.eagle.files import eagle_at, save_eagle
 from drafter.eagle.fused import fused_passes
-from drafter.eagle.model import Drafting
+from drafter.eagle.model import Drafting, draft_logits
 from drafter.eagle.tree import TreeNodes, best_nodes, best_of_level, grown_mask
 from drafter.eagle.work import Work
 from drafter.protocol import BatchView, Drafts, GraphCapture
+from drafter.published import EagleWeightsError
 from models import ops
 from models.transformer import Projection, Transformer
 
@@ -118,7 +119,7 @@ class EagleDrafter:
         self.version, self.captured = 0, False
         self._path_tokens = 1  # that its last step can have brought a request
         self._cache = EagleCache(
-            target.config, slots, blocks, block_tokens, MAX_FED_ROWS, parameter.dtype, self._device
+            self.model.block.config, slots, blocks, block_tokens, MAX_FED_ROWS, parameter.dtype, self._device
         )
         self._last_position = target.config.max_position_embeddings - 1
         self._pack()
@@ -323,7 +324,7 @@ class EagleDrafter:
     def _sampled_chain(self, batch: _DraftBatch, hidden: Tensor, depth: int) -> tuple[Int64Array, Tensor]:
         drawn, soft = [], []
         for step in range(depth):
-            logits = self._target.logits(self.model.readout(hidden))
+            logits = draft_logits(self.model, self._target, self.model.readout(hidden))
             cutoff = self._cutoff(logits, batch, 1)
             noise_positions = self._there(batch.noise_positions + step)
             tokens, _, _ = ops.sample(logits, cutoff, batch.temperatures, batch.keys, noise_positions)
@@ -400,7 +401,7 @@ class EagleDrafter:
         self, batch: _DraftBatch, hidden: Tensor, k: int, noise_positions: Int64Array
     ) -> tuple[Int64Array, NDArray[np.float32]]:
         """The k best next tokens of each row and their log-probabilities, [rows, k]."""
-        logits = self._target.logits(self.model.readout(hidden))
+        logits = draft_logits(self.model, self._target, self.model.readout(hidden))
         each = len(noise_positions) // len(batch.index)
         tokens, scores = ops.sample_topk(
             logits,
@@ -408,7 +409,7 @@ class EagleDrafter:
             self._temperatures(batch).repeat_interleave(each),
             batch.keys.repeat_interleave(each),
             self._there(noise_positions),
-            min(k, logits.shape[1]),
+            min(k, logits.shape[1] if self.model.ids is None else len(self.model.ids)),
             scale=self._scale,
             noise=self._coupled,
         )
@@ -431,7 +432,7 @@ class EagleDrafter:
                 context.block_tokens,
                 context.tree_mask,
             )
-        rotation = self._target.rope.at(context.positions)
+        rotation = (self.model.rope or self._target.rope).at(context.positions)
         embedded = self._target.embed_tokens(self._there(tokens))
         return self.model.advance(embedded, hidden, rotation, context)
 

@@ -2,19 +2,22 @@
 
 At position t the input is (embedding of token t+1, what the target computed at t); the output predicts token t+2
 through the target's own LM head, and takes the place of the next position's input when drafting goes on from it.
-Embedding and head are the target's and never trained. The names and shapes of the parameters follow what vLLM loads as
-methods `eagle` and `eagle3`.
+The embedding is the target's and never trained, and so is the head; only an EAGLE-3 head as others publish it
+(`HeadShape`) may have an LM head of its own, which is trained with it. The names and shapes of the parameters follow
+what vLLM loads as methods `eagle` and `eagle3`.
 """
 
+from dataclasses import replace
 from typing import Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from drafter.published import HeadShape
 from models import ops
 from models.config import ModelConfig
-from models.rope import Rotation
-from models.transformer import AttentionContext, Block, Projection, RMSNorm
+from models.rope import RopeTable, Rotation
+from models.transformer import AttentionContext, Block, Projection, RMSNorm, Transformer
 
 Kind = Literal["eagle", "eagle3"]
 Layers = tuple[int, int, int] | tuple[()]
@@ -26,6 +29,9 @@ class DrafterNetwork(Protocol):
     config: ModelConfig  # the target's
     kind: Kind
     layers: Layers  # target layers (from 0) whose outputs it reads, beside or instead of the final state
+    rope: RopeTable | None  # its own; None: the target's
+    lm_head: Projection | None  # its own [draft vocabulary, H]; None: the target's
+    ids: Tensor | None  # int64 [draft vocabulary], the token of each row of `lm_head`; None: row and token are the same
 
     def features(self, rows: Tensor) -> Tensor:
         """What the target computed, [T, width] as in `contracts.records` -> first inputs [T, H]."""
@@ -74,6 +80,9 @@ class EagleModel(nn.Module):
 
     kind: Kind = "eagle"
     layers: Layers = ()
+    rope: RopeTable | None = None
+    lm_head: Projection | None = None
+    ids: Tensor | None = None
 
     def __init__(
         self,
@@ -121,33 +130,39 @@ class EagleModel(nn.Module):
 
 
 class Eagle3Block(Block):
-    """Attends from [normed embedding | normed feature] and adds to the feature, as vLLM's `eagle3` layers do."""
+    """Attends from [normed embedding | normed feature] and adds to the feature, as vLLM's `eagle3` layers do; with
+    `normed_residual` to the normed one."""
 
-    def __init__(self, config: ModelConfig, *, invariant: bool, dtype: torch.dtype, device: str) -> None:
+    def __init__(
+        self, config: ModelConfig, normed_residual: bool, *, invariant: bool, dtype: torch.dtype, device: str
+    ) -> None:
         super().__init__(config, 0, invariant=invariant, dtype=dtype, device=device)
+        self.normed_residual = normed_residual
         hidden, size = config.hidden_size, config.query_size + 2 * config.kv_size
         self.hidden_norm = RMSNorm(hidden, config.rms_norm_eps, dtype=dtype, device=device)
         self.qkv_proj = Projection(2 * hidden, size, config.qkv_bias, invariant, dtype=dtype, device=device)
 
     def advance(self, embedded: Tensor, features: Tensor, rotation: Rotation, context: AttentionContext) -> Tensor:
         """See DrafterNetwork."""
-        inputs = torch.cat((self.input_norm(embedded), self.hidden_norm(features)), dim=-1)  # [T, 2H]
-        q, k, v = self.rotate(self.qkv_proj(inputs), rotation)
-        return self.finish(features, context.attend(self.layer, q, k, v))
+        normed = self.hidden_norm(features)
+        q, k, v = self.rotate(self.qkv_proj(torch.cat((self.input_norm(embedded), normed), dim=-1)), rotation)
+        return self.finish(normed if self.normed_residual else features, context.attend(self.layer, q, k, v))
 
 
 class Eagle3Model(nn.Module):
     """EAGLE-3: fuses the residual stream behind three layers of the target; a final norm of its own before the head.
 
-    Parameters are uninitialised, as in EagleModel.
+    Parameters are uninitialised, as in EagleModel; with an LM head of its own `ids` is None until `set_ids`.
     """
 
     kind: Kind = "eagle3"
+    ids: Tensor | None
 
     def __init__(
         self,
         config: ModelConfig,
         layers: tuple[int, int, int],
+        shape: HeadShape | None = None,
         *,
         dtype: torch.dtype,
         device: torch.device | str,
@@ -159,10 +174,30 @@ class Eagle3Model(nn.Module):
             raise ValueError(f"drafter.layers are {layers}: give three of 0 to {config.num_layers - 1}, ascending")
         self.config = config
         self.layers: Layers = layers
-        hidden, place = config.hidden_size, str(device)
+        self.shape = shape = HeadShape.of(config) if shape is None else shape
+        hidden, place, block = config.hidden_size, str(device), shape.block
+        positions = replace(block, max_position_embeddings=config.max_position_embeddings)
+        self.rope = None if block is config else RopeTable(positions)
+
+        def norm(size: int) -> RMSNorm:
+            return RMSNorm(size, block.rms_norm_eps, dtype=dtype, device=place)
+
+        self.fuse_norm = norm(3 * hidden) if shape.norm_before_fc else None
+        self.fuse_norms = nn.ModuleList(norm(hidden) for _ in layers) if shape.fc_norm else None
         self.fuse = Projection(3 * hidden, hidden, False, batch_invariant, dtype=dtype, device=place)
-        self.block = Eagle3Block(config, invariant=batch_invariant, dtype=dtype, device=place)
-        self.norm = RMSNorm(hidden, config.rms_norm_eps, dtype=dtype, device=place)
+        self.block = Eagle3Block(
+            block, shape.norm_before_residual, invariant=batch_invariant, dtype=dtype, device=place
+        )
+        self.norm = norm(hidden)
+        rows = shape.draft_vocab
+        self.lm_head = (
+            None if rows is None else Projection(hidden, rows, False, batch_invariant, dtype=dtype, device=place)
+        )
+        self.register_buffer("ids", None, persistent=False)  # not trained: no update brings it
+
+    def set_ids(self, ids: Tensor | None) -> None:
+        """int64 [draft vocabulary]: see DrafterNetwork."""
+        self.ids = None if ids is None else ids.to(self.fuse.weight.device)
 
     def features(self, rows: Tensor) -> Tensor:
         """The three recorded outputs, which come first in every row, as one."""
@@ -172,14 +207,21 @@ class Eagle3Model(nn.Module):
                 f"rows of {rows.shape[1]} scalars hold no three layer outputs of {self.config.hidden_size}: eagle3 "
                 "needs states recorded with its layers"
             )
-        fused: Tensor = self.fuse(rows[:, :width])
+        outputs = rows[:, :width]
+        if self.fuse_norm is not None:
+            outputs = self.fuse_norm(outputs.contiguous())
+        if self.fuse_norms is not None:
+            parts = zip(self.fuse_norms, outputs.chunk(3, dim=1), strict=True)
+            outputs = torch.cat([norm(part.contiguous()) for norm, part in parts], dim=1)
+        fused: Tensor = self.fuse(outputs)
         return fused
 
     def advance(self, embedded: Tensor, features: Tensor, rotation: Rotation, context: AttentionContext) -> Tensor:
         """See DrafterNetwork."""
         block = self.block
         assert isinstance(block, Eagle3Block)
-        return block.advance(embedded, features, rotation, context)
+        out = block.advance(embedded, features, rotation, context)
+        return self.norm(out) if self.shape.norm_output else out
 
     @property
     def input_norms(self) -> tuple[Tensor, Tensor]:
@@ -190,20 +232,35 @@ class Eagle3Model(nn.Module):
 
     def enter(self, joined: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
         """See DrafterNetwork."""
-        return self.block.qkv_proj(joined), features
+        normed = joined[:, self.config.hidden_size :].contiguous() if self.shape.norm_before_residual else None
+        return self.block.qkv_proj(joined), features if normed is None else normed
 
     def readout(self, features: Tensor) -> Tensor:
         """See DrafterNetwork."""
+        if self.shape.norm_output:
+            return features
         normed: Tensor = self.norm(features)
         return normed
 
     def leave(self, out: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """See DrafterNetwork."""
         states, features = ops.add_rms_norm(out, residual, self.norm.weight, self.norm.eps)
-        return features, states
+        return states if self.shape.norm_output else features, states
 
 
 Drafting = EagleModel | Eagle3Model
+
+
+def draft_logits(model: Drafting, target: Transformer, states: Tensor) -> Tensor:
+    """What `readout` gives [T, H] -> logits of the target's tokens [T, V]: through the drafter's own LM head where it
+    has one, with -inf for the tokens that it cannot draft."""
+    if model.lm_head is None:
+        return target.logits(states)
+    logits = ops.head(states, model.lm_head.weight, invariant=target.batch_invariant)
+    if model.ids is None:
+        return logits
+    every = logits.new_full((len(logits), target.config.vocab_size), -torch.inf)
+    return every.index_copy_(1, model.ids, logits)
 
 
 def fused_layers(num_layers: int, given: tuple[int, int, int] | None = None) -> tuple[int, int, int]:
@@ -229,13 +286,14 @@ def empty_eagle(
     device: torch.device | str,
     batch_invariant: bool,
     qk_norm: bool = False,
+    shape: HeadShape | None = None,
 ) -> Drafting:
-    """The network for a target of `config`, uninitialised. `layers` only counts for eagle3, `qk_norm` only for eagle
-    (an eagle3 block is normed as the target's are). Raises ValueError."""
+    """The network for a target of `config`, uninitialised. `layers` and `shape` only count for eagle3, `qk_norm` only
+    for eagle (an eagle3 block is normed as its shape says, by default as the target's). Raises ValueError."""
     if kind == "eagle":
         return EagleModel(config, dtype=dtype, device=device, batch_invariant=batch_invariant, qk_norm=qk_norm)
     fused = fused_layers(config.num_layers, layers)
-    return Eagle3Model(config, fused, dtype=dtype, device=device, batch_invariant=batch_invariant)
+    return Eagle3Model(config, fused, shape, dtype=dtype, device=device, batch_invariant=batch_invariant)
 
 
 def init_eagle(
@@ -277,7 +335,10 @@ def copy_of(model: Drafting, *, dtype: torch.dtype, device: torch.device | str, 
         device=device,
         batch_invariant=batch_invariant,
         qk_norm=model.block.q_norm is not None,
+        shape=model.shape if isinstance(model, Eagle3Model) else None,
     )
+    if isinstance(new, Eagle3Model):
+        new.set_ids(model.ids)
     given, pinned = model.state_dict(), torch.device(device).type == "cuda"
     for name, tensor in new.state_dict().items():
         tensor.copy_(given[name], non_blocking=pinned)

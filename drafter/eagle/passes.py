@@ -10,7 +10,7 @@ from torch import Tensor
 
 from drafter.eagle.cache import EagleCache
 from drafter.eagle.frames import Frame, Outputs
-from drafter.eagle.model import Drafting, EagleModel
+from drafter.eagle.model import Drafting, EagleModel, draft_logits
 from drafter.eagle.shapes import DraftShape
 from models import ops
 from models.ops.triton import draft_operators, operators
@@ -45,7 +45,7 @@ class Passes:
         features = self.features(cache.slots)
         self.caught = features, features if isinstance(model, EagleModel) else self.features(cache.slots)
         self._no_cutoff = torch.full((most_draws,), -torch.inf, device=device)
-        self._angles = target.rope.table(device)  # made once, outside of any capture
+        self._angles = (model.rope or target.rope).table(device)  # made once, outside of any capture
 
     def features(self, rows: int, layers: int = 1) -> Tensor:
         """Room for what the target computed at `rows` positions, of so many layers: zeros [rows, layers * H]."""
@@ -75,8 +75,8 @@ class Passes:
     ) -> tuple[Tensor, Tensor]:
         """Rows [T], at most `most` of a request -> features behind them, and what the head takes of them, [T, H]. Their
         K/V are written."""
-        model, cache, config = self._model, self._cache, self._target.config
-        block, norms = model.block, model.input_norms or (None, None)
+        model, cache, block = self._model, self._cache, self._model.block
+        config, norms = block.config, model.input_norms or (None, None)
         embedding = self._target.embed_tokens.weight
         joined = draft_operators.draft_inputs(tokens, embedding, features, *norms, config.rms_norm_eps)
         qkv, residual = model.enter(joined, features)
@@ -154,7 +154,7 @@ class Passes:
 
     def _logits(self, states: Tensor, rows: Rows, plain: bool) -> tuple[Tensor, Tensor]:
         """Logits [n, V], and the smallest that may be drawn, [n]."""
-        logits = self._target.logits(states)
+        logits = draft_logits(self._model, self._target, states)
         if plain:
             return logits, self._no_cutoff[: len(states)]
         return logits, ops.cutoff(logits, rows["temperature"], rows["top_k"], rows["top_p"])

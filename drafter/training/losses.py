@@ -1,7 +1,8 @@
 """What the drafter's outputs are compared with. Owns losses and counts over a packed batch, as sums; never gradients.
 
 A row of pass k is supervised by what lies k - 1 rows behind it: the target's distribution for token p + k + 1 and its
-state at p + k, if its present version computed them; the token that was drawn there otherwise.
+state at p + k, if its present version computed them; the token that was drawn there otherwise. A drafter of a smaller
+vocabulary learns the target's probabilities of its own tokens; so a row counts by what it can draft of it.
 """
 
 from dataclasses import dataclass
@@ -33,18 +34,18 @@ class Objective:
 
 def objective_of(model: DrafterNetwork, head: TargetHead, batch: PackedBatch, variant: Variant) -> Objective:
     """All passes over the batch."""
-    wanted = _targets(head, batch, variant)
+    wanted, labels = _of_vocabulary(model.ids, _targets(head, batch, variant), batch.labels)
     states = batch.states[batch.at + 1][:, -head.config.hidden_size :]  # what row p's output stands for
     loss, weight = torch.zeros((), device=batch.tokens.device), 0.0
     counts: Tensor | None = None
     for index, out in enumerate(run_passes(model, head, batch, variant.passes)):
-        facts = states, batch.labels, wanted, batch.fresh
+        facts = states, labels, wanted, batch.fresh
         if index:  # in the first pass every row is supervised, by its own facts
             keep = batch.rows_ahead(index)
             out, row = out[keep], keep + index
-            facts = states[row], batch.labels[row], wanted[row], batch.fresh[row]
+            facts = states[row], labels[row], wanted[row], batch.fresh[row]
         args = model, head, variant, out, *facts
-        large = len(out) * head.config.vocab_size > _KEPT_LOGITS and torch.is_grad_enabled()
+        large = len(out) * wanted.shape[1] > _KEPT_LOGITS and torch.is_grad_enabled()
         total, found = checkpoint(_compare, *args, use_reentrant=False) if large else _compare(*args)
         decay = variant.pass_decay**index
         loss, weight = loss + decay * total, weight + decay * len(out)
@@ -65,7 +66,7 @@ def _compare(
 ) -> tuple[Tensor, Tensor]:
     """Sum of the losses of T' rows, and int64 [2]: how often the label was the best token, and among the best three."""
     drafted = model.readout(out)
-    logits = head.logits(drafted)
+    logits = head.logits(drafted) if model.lm_head is None else model.lm_head(drafted).float()
     logprobs = logits.log_softmax(-1)
     if variant.reverse:
         hard = F.nll_loss(logprobs, labels, reduction="none")
@@ -80,6 +81,15 @@ def _compare(
         best = logits.topk(min(3, logits.shape[1])).indices == labels[:, None]
         counts = torch.stack((best[:, 0].sum(), best.any(1).sum()))
     return total, counts
+
+
+def _of_vocabulary(ids: Tensor | None, wanted: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Targets [T, V] and labels [T] -> [T, draft vocabulary] and rows of the drafter's head, -1 for other tokens."""
+    if ids is None:
+        return wanted, labels
+    rows = torch.full((wanted.shape[1],), -1, dtype=torch.int64, device=ids.device)
+    rows[ids] = torch.arange(len(ids), device=ids.device)
+    return wanted[:, ids], rows[labels]
 
 
 @torch.no_grad()

@@ -79,11 +79,12 @@ def run_passes(model: DrafterNetwork, head: TargetHead, batch: PackedBatch, pass
     context = ChainContext(batch, head.config.max_position_embeddings - 1)
     features = model.features(batch.states[batch.at].float())
     outputs: list[Tensor] = []
+    rope = model.rope or head.rope
     for index in range(passes):
         if index:
             context.next_pass()
         row, _ = batch.ahead(index)
         embedded = head.embed(batch.tokens[row])
-        features = model.advance(embedded, features, head.rope.at(context.positions), context)
+        features = model.advance(embedded, features, rope.at(context.positions), context)
         outputs.append(features)
     return outputs

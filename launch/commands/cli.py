@@ -351,13 +351,16 @@ def export_drafter(
     method: Annotated[
         Literal["eagle", "eagle3"] | None, typer.Option("--method", help="required method; default: any")
     ] = None,
+    form: Annotated[
+        Literal["vllm", "speculators"], typer.Option("--format", help="vllm: also SpecForge's, for SGLang")
+    ] = "vllm",
     debug: Debug = False,
 ) -> None:
-    """Export a trained drafter for stock vLLM (methods eagle and eagle3)."""
+    """Export a trained drafter for stock vLLM (methods eagle and eagle3), SGLang and the speculators library."""
     with failures(debug):
         from launch.drafter.export import export
 
-        typer.echo(export(drafter, target, out, method))
+        typer.echo(export(drafter, target, out, method, form))
 
 
 @app.command("warmup-drafter")

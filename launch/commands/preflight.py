@@ -11,13 +11,15 @@ from actors.data import DataError, PromptSet, load_demonstrations, load_set
 from actors.data.tokenizers import Tokenizer
 from actors.rewards.check import check_reward
 from config.data import DataOptions, PromptsOptions
+from drafter.published import EagleWeightsError, is_published
 from launch.batch import stop_rule
 from launch.calibrations import calibration_issues
 from launch.config import Config, ConfigError, Issue, check_environment
+from launch.config.environment import WRONG_HEAD
 from launch.own_code import own_code_issues
 from launch.reward_functions import code_paths
 from launch.run.inputs import answer_of, stop_tokens_of, tokenizer_of, tools_of
-from models.config import limits_of, read_config
+from models.config import ModelConfig, UnsupportedModelError, limits_of, read_config
 
 _ENGINE = ("model.path", "rollout.", "cluster.gpu")  # what concerns engines
 RECORDS = 64  # of each file; all of them are read when the run starts, still before Ray
@@ -45,6 +47,8 @@ def preflight(config: Config, command: Command = "train") -> list[Issue]:
         issues += own_code_issues(config)
     if command == "train" and config.drafter.train and "coordinator.curve.directory" not in broken:
         issues += _coordinator(config)
+    if samples and not broken & {"model.path", "rollout.speculation.eagle.path"}:
+        issues += _published_head(config)
     if not broken & {"model.path", "model.tokenizer"}:
         issues += _inputs(config, command, broken)
     return issues
@@ -76,6 +80,22 @@ def _coordinator(config: Config) -> Iterator[Issue]:
     if not attaches(config.cluster.address):
         for key, fault in host_faults(options):
             yield Issue(f"coordinator.{key}", fault, remedy="leave it out, or name one of this machine's addresses")
+
+
+def _published_head(config: Config) -> Iterator[Issue]:
+    """The tensors of an EAGLE-3 head that others published, read as engines and trainers read them."""
+    path, off = config.rollout.speculation.eagle.path, config.rollout.speculation.mode == "off"
+    if path is None or off or not (Path(path) / "config.json").is_file() or not is_published(read_config(path)):
+        return
+    from drafter.eagle.files import check_eagle
+
+    try:
+        model = ModelConfig.from_hf(read_config(config.model.path))
+        check_eagle(path, model)
+    except EagleWeightsError as error:
+        yield Issue("rollout.speculation.eagle.path", str(error), remedy=WRONG_HEAD)
+    except UnsupportedModelError:
+        return  # vLLM's alone
 
 
 def _inputs(config: Config, command: Command, broken: set[str]) -> Iterator[Issue]:

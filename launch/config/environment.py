@@ -19,6 +19,7 @@ from actors.engine.vllm.versions import UnsupportedVllmError, check_version
 from config.catalogue import FRESH_WEIGHTS
 from config.formats import FORMATS, LowBitFormat
 from config.tree import Config
+from drafter.published import EagleWeightsError, is_published, read_published
 from launch.config import gym
 from launch.config.check_lora import lora_fit
 from launch.config.hub import download_line
@@ -26,6 +27,7 @@ from launch.config.issues import Issue
 from launch.config.memory import device_of, fitting, misfit
 from models.config import ModelConfig, ModelConfigError, UnsupportedModelError, limits_of, require_low_bit
 
+WRONG_HEAD = "give a whole EAGLE-3 head of this model, or make a drafter with `paceline warmup-drafter`"
 _KERNEL_FOLDERS = ("/proc", "/sys", "/dev")
 
 
@@ -207,11 +209,14 @@ def validate_paths(config: Config, *, weights: bool = True) -> list[Issue]:
     if eagle is not None and used:
         if not Path(eagle).is_dir():
             issues.append(_missing("rollout.speculation.eagle.path", eagle, "no directory of drafter weights"))
-        elif "drafter" not in _json(Path(eagle) / "config.json") or not (Path(eagle) / "model.safetensors").is_file():
+        elif is_published(found := _json(Path(eagle) / "config.json")):
+            issues += _published(Path(eagle), model)
+        elif "drafter" not in found or not (Path(eagle) / "model.safetensors").is_file():
             issues.append(
                 Issue(
                     "rollout.speculation.eagle.path",
-                    f"{eagle} holds no drafter of ours (config.json with the key drafter, model.safetensors)",
+                    f"{eagle} holds no drafter (config.json and model.safetensors of ours, or of an EAGLE-3 head of "
+                    "speculators, SpecForge or the EAGLE authors)",
                     remedy="make one with `paceline warmup-drafter`, or set it to random",
                 )
             )
@@ -250,6 +255,17 @@ def validate_paths(config: Config, *, weights: bool = True) -> list[Issue]:
     return issues
 
 
+def _published(head: Path, model: Path) -> Iterator[Issue]:
+    """What is wrong with the config.json of a head that others published; its tensors are looked at by
+    launch.commands.preflight."""
+    try:
+        read_published(head, ModelConfig.from_hf(_json(model / "config.json")))
+    except EagleWeightsError as error:
+        yield Issue("rollout.speculation.eagle.path", str(error), remedy=WRONG_HEAD)
+    except ModelConfigError:
+        return  # said of model.path, or nothing that the native networks compute
+
+
 def _in_rays_cache(path: Path) -> bool:
     """Below what Ray unpacks of `ray job submit --working-dir`, which is a job's current directory."""
     pairs = pairwise(path.parts)
@@ -264,7 +280,8 @@ def _drafter_files(c: Config) -> Iterator[Issue]:
     layers = _json(Path(c.model.path) / "config.json").get("num_hidden_layers")
     if d.layers is not None and isinstance(layers, int) and max(d.layers) >= layers:
         yield Issue("drafter.layers", f"{max(d.layers)} is no layer of {c.model.path}, which has 0 to {layers - 1}")
-    held = _json(Path(path) / "config.json").get("drafter") if path not in (None, FRESH_WEIGHTS) else None
+    found = _json(Path(path) / "config.json") if path not in (None, FRESH_WEIGHTS) else {}
+    held = "eagle3" if is_published(found) else found.get("drafter")
     wanted = "eagle3" if d.algorithm == "eagle3" else "eagle"
     if held is not None and held != wanted:
         yield Issue(

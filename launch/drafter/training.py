@@ -28,6 +28,7 @@ from contracts.rollout import DrafterFailed, DrafterLoaded, EngineWindow
 from contracts.spot import Checkpointed, MicroStep, TrainFailed, TrainStopped
 from contracts.training import StepResult
 from coordinator.transport.client import DriverClient
+from drafter.published import is_published, read_published
 from launch.config import Config
 from launch.dispatch import RolloutDispatcher, Weights
 from launch.drafter.actors import DrafterActors, drafter_actors
@@ -35,6 +36,7 @@ from launch.drafter.watch import DrafterWatch
 from launch.drafter.weights import load_weights, save_weights
 from launch.failover import FailoverLearner
 from launch.observe import TRAIN_SPAN, DrafterMeter, Observer, Span, StepDrafter, StepSpeculation
+from models.config import ModelConfig, read_config
 from policies.drafter.canary import Canary, CanaryVerdict
 from policies.drafter.drift import DriftMonitor
 from policies.drafter.lineage import micro_steps
@@ -119,7 +121,7 @@ class DrafterTraining:
                 self._buffers,
                 max_bytes=options.recording.max_bytes_per_step,
                 eagle3=options.algorithm == "eagle3",
-                layers=options.layers or _recorded_layers(self._config.rollout.speculation.eagle.path),
+                layers=options.layers or _recorded_layers(self._config),
                 seed=options.seed,
             )
 
@@ -346,11 +348,15 @@ class DrafterTraining:
             self._canary.trust(self._canary.good)
 
 
-def _recorded_layers(path: str | None) -> tuple[int, int, int] | None:
+def _recorded_layers(config: Config) -> tuple[int, int, int] | None:
     """The target's layers that the drafter at rollout.speculation.eagle.path reads, where it says so."""
-    if path in (None, FRESH_WEIGHTS):
+    path = config.rollout.speculation.eagle.path
+    if path is None or path == FRESH_WEIGHTS:
         return None
-    layers = json.loads((Path(path) / "config.json").read_text(encoding="utf-8")).get("layers")
+    found = json.loads((Path(path) / "config.json").read_text(encoding="utf-8"))
+    if is_published(found):
+        return read_published(path, ModelConfig.from_hf(read_config(config.model.path))).layers
+    layers = found.get("layers")
     return (layers[0], layers[1], layers[2]) if layers else None
 
 

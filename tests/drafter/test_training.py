@@ -51,6 +51,7 @@ class Constant:
     out: Tensor
     kind = "eagle"
     layers = ()
+    rope = lm_head = ids = None
 
     def features(self, rows: Tensor) -> Tensor:
         return rows

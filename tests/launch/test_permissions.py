@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from drafter.eagle.files import EagleWeightsError, load_eagle, save_eagle
+from drafter.eagle.files import load_eagle, save_eagle
 from drafter.eagle.model import init_eagle
+from drafter.published import EagleWeightsError
 from launch.cache import require_readable
 from launch.config import load_config
 from launch.config.environment import validate_paths

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from drafter.eagle.files import EagleWeightsError, load_eagle
+from drafter.eagle.files import load_eagle
+from drafter.published import EagleWeightsError
 from models.checkpoint import WeightsMismatchError, hf_state_dict
 from models.config import ModelConfig, UnsupportedModelError, read_config
 from models.directory import write_checkpoint

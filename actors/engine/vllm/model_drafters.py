@@ -49,14 +49,15 @@ class EagleNames:
     """vLLM's names for the tensors of our EAGLE networks."""
 
     kind: Kind
-    config: ModelConfig  # of the target
+    config: ModelConfig  # of their block
 
     def __call__(self, named: Named) -> Iterator[tuple[str, Tensor]]:
         return vllm_tensors(self.kind, self.config, dict(named))
 
 
 def eagle_drafter(path: str, target: Path, out: Path, *, dtype: torch.dtype, seed: int = 0) -> ModelDrafter:
-    """Write `out` for what rollout.speculation.eagle.path says. Its embedding and its head are the target's own.
+    """Write `out` for what rollout.speculation.eagle.path says. Embedding and head are the target's own,
+    but for a head that has one.
 
     Raises EagleWeightsError (not a drafter of this target), ExportError (none that vLLM computes), ModelConfigError.
     """
@@ -65,7 +66,10 @@ def eagle_drafter(path: str, target: Path, out: Path, *, dtype: torch.dtype, see
     shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
     written = write_for_vllm(model, out)
     return ModelDrafter(
-        method=written.method, directory=written.directory, convert=EagleNames(model.kind, config), shapes=shapes
+        method=written.method,
+        directory=written.directory,
+        convert=EagleNames(model.kind, model.block.config),
+        shapes=shapes,
     )
 
 
