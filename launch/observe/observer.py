@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from config.catalogue import CATALOGUE, TRAINED
 from launch.config import Config
 from launch.config.show import to_yaml
 from launch.errors import PacelineError
@@ -25,9 +26,11 @@ from launch.observe.journal import Journal
 from launch.observe.records import Sample, Span, StepRecord, evenly, length_metrics
 from launch.observe.run_log import RunLog
 from launch.observe.sinks import RaySink, open_sinks
+from launch.observe.speculation import PLAIN
 from launch.observe.state import RunState, WorkerState
-from launch.observe.symptoms import Watch, example
+from launch.observe.symptoms import Watch, example, silent
 from launch.observe.timeline import SpanJoiner, to_json, write_trace
+from policies.drafter.silence import SilenceWatch
 
 FILES = (
     *("metrics", "events", "timeline", "samples", "eval_samples", "eval_prompts", "lengths", "speculation", "drafter"),
@@ -75,6 +78,8 @@ class Observer:
             step=resume_from or 0,
         )
         self._watch, self._example = Watch(), ""
+        heads = [name for name, entry in CATALOGUE.items() if entry.needs_weights]
+        self._silence = SilenceWatch(heads, [TRAINED] if config.drafter.train else [])
         self._recall()
         self._console = console if console is not None else Console(stderr=False)
         self._live: Live | None = None
@@ -132,7 +137,10 @@ class Observer:
             self._log.write(self._clock(), line)
             if self._config.observe.live and self._live is None:
                 self._console.print(line, highlight=False, soft_wrap=True)
-            for symptom in self._watch.take(scalars, self._example):
+            uses = [] if speculation is None else speculation.strategies.items()
+            drafted = self._silence.step((name, use.drafted, use.accepted) for name, use in uses if name != PLAIN)
+            silences = [silent(one, self._config) for one in drafted]
+            for symptom in (*self._watch.take(scalars, self._example), *silences):
                 self._state.warnings.append(f"{symptom.kind}: {symptom.message}")
                 self._report(symptom.kind, str(symptom), "yellow")
 
@@ -334,6 +342,9 @@ class Observer:
                 self._state.rewards.append(row["reward/mean"])
             if isinstance(row.get("eval/reward"), float):
                 self._state.take_eval({"eval/reward": row["eval/reward"]})
+        for row in journal.read(self._dir / "speculation.jsonl"):
+            uses = [(name, use) for name, use in row.get("strategies", {}).items() if name != PLAIN]
+            self._silence.step((name, use.get("drafted", 0), use.get("accepted", 0)) for name, use in uses)
 
     def _flush_spans(self) -> None:
         for span in self._spans.flush():

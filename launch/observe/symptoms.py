@@ -14,7 +14,10 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any, TypeGuard
 
+from config.catalogue import FRESH_WEIGHTS, weights_path
+from config.tree import Config
 from launch.observe.records import Sample
+from policies.drafter.silence import Silence
 
 PATIENCE_STEPS = 3
 MIN_GROUPS = 32  # where one group in four differs, so many in a row without one have a chance of 1e-4
@@ -93,6 +96,29 @@ def symptoms(rows: Sequence[Row], *, over: bool = False) -> list[Symptom]:
         found.append(_flat_reward(rows, over))
     found.append(_over_budget(rows))
     return [symptom for symptom in found if symptom is not None]
+
+
+def silent(silence: Silence, config: Config) -> Symptom:
+    """What is said of a drafter that is never right any more, with its likely cause."""
+    path = weights_path(silence.drafter, config.rollout.speculation)
+    what = f"{silence.drafter}{f' ({path})' if path else ''}"
+    if silence.kind == "fallen":
+        message = f"drafts of {what} are accepted {silence.share:.2f} times as often as at first"
+        remedy = (
+            "the model has moved away from the one that it was trained for, and nothing trains it: set "
+            "drafter.train=true, or fit it again with paceline warmup-drafter"
+        )
+        return Symptom("drafter_silent", message, remedy)
+    message = f"not one of {silence.drafted} tokens drafted by {what} was right, so it only costs time"
+    if path is None or path.partition(":")[0] == FRESH_WEIGHTS:
+        remedy = "its weights began random: fit it (drafter.offline, paceline warmup-drafter) or leave it out"
+    else:
+        remedy = (
+            "likely a head of another model or another version of it, or one whose layers "
+            "(eagle_aux_hidden_state_layer_ids) or vocabulary (d2t) are not those it was trained with: give the right "
+            f"one, fit one with paceline warmup-drafter, or unset rollout.speculation.{silence.drafter}.path"
+        )
+    return Symptom("drafter_silent", message, remedy)
 
 
 def _no_reward(rows: Sequence[Row]) -> Symptom | None:

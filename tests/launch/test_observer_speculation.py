@@ -5,6 +5,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from config.speculation import EagleOptions
 from contracts.rollout import StrategyUse
 from launch.observe import Observer, SpeculationMeter, StepRecord
 from launch.observe.journal import read
@@ -79,3 +80,43 @@ def test_speculation_is_shown_and_written_where_it_is_on(tmp_path: Path) -> None
     with Observer(tmp_path, make_config(), resume_from=1):
         pass
     assert [record["step"] for record in read(tmp_path / "speculation.jsonl")] == [1]
+
+
+def test_a_head_that_is_never_right_is_an_event_once_and_across_a_resume(tmp_path: Path) -> None:
+    """Its path and the likely cause are in the message; a resumed run counts on, and does not tell it again."""
+
+    def step(observer: Observer, number: int) -> None:
+        use = StrategyUse(
+            strategy="eagle:4",
+            engine_steps=50,
+            request_steps=50,
+            drafted=200,
+            accepted=0,
+            seconds=0.5,
+            draft_s=0.1,
+            saved_s=0.0,
+        )
+        meter = SpeculationMeter()
+        meter.window("rollout-0", engine_window(end_s=0.2, engine_steps=50, decode_tokens=50, strategies=(use,)))
+        observer.step(StepRecord(step=number, metrics={}, seconds={"step": 1.0}, speculation=meter.take()))
+
+    eagle = EagleOptions(path="heads/other")
+    config = make_config()
+    rollout = config.rollout.model_copy(
+        update={"speculation": config.rollout.speculation.model_copy(update={"eagle": eagle})}
+    )
+    config = config.model_copy(update={"rollout": rollout})
+
+    def told() -> list[str]:
+        return [event["message"] for event in read(tmp_path / "events.jsonl") if event["kind"] == "drafter_silent"]
+
+    with Observer(tmp_path, config) as observer:
+        step(observer, 1)
+        assert told() == []
+    with Observer(tmp_path, config, resume_from=1) as observer:
+        step(observer, 2)
+        (message,) = told()
+        assert message.startswith("not one of 400 tokens drafted by eagle (heads/other) was right")
+        assert "d2t" in message
+        step(observer, 3)
+        assert len(told()) == 1
