@@ -36,7 +36,7 @@ class EagleOptions(BaseModel, frozen=True, extra="forbid"):
     """The EAGLE drafter; without `path` there is none."""
 
     path: Annotated[
-        str | None, Field(description="directory of the drafter; `random`: fresh weights; null: no EAGLE")
+        str | None, Field(description="directory of a drafter or published EAGLE-3 head; `random`: fresh weights")
     ] = None
     context_tokens: Annotated[int, Field(ge=1, description="hidden states kept for a later switch-on, tokens")] = 64
     min_probability: Annotated[float, Field(ge=0, lt=1, description="a chain ends below this path probability")] = 0.2

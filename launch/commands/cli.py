@@ -345,7 +345,9 @@ def export(
 
 @app.command("export-drafter")
 def export_drafter(
-    drafter: Annotated[Path, typer.Argument(metavar="DRAFTER", help="folder of a drafter", show_default=False)],
+    drafter: Annotated[
+        Path, typer.Argument(metavar="DRAFTER", help="folder of a drafter, or of a run", show_default=False)
+    ],
     target: Annotated[Path, typer.Option("--target", metavar="DIR", help="folder of its target model")],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="output folder")],
     method: Annotated[

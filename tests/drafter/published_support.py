@@ -55,11 +55,11 @@ IDS = [2, 3, 5]  # vLLM's: the outputs of the target's layers 1, 2 and 4
 FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 
 
-def layer_config(kind: str, vocab: int) -> dict[str, Any]:
+def layer_config(kind: str, vocab: int, hidden: int) -> dict[str, Any]:
     return {
         "model_type": kind,
         "vocab_size": vocab,
-        "hidden_size": H,
+        "hidden_size": hidden,
         "intermediate_size": MLP,
         "num_hidden_layers": 1,
         "num_attention_heads": HEADS,
@@ -73,7 +73,9 @@ def layer_config(kind: str, vocab: int) -> dict[str, Any]:
     }
 
 
-def head_tensors(kind: str, layer: str, vocab: int, tokens: Tensor | None, flags: dict[str, bool]) -> dict[str, Tensor]:
+def head_tensors(
+    kind: str, layer: str, vocab: int, tokens: Tensor | None, flags: dict[str, bool], hidden: int = H
+) -> dict[str, Tensor]:
     """Random ones under the names of others, with d2t and t2d where `tokens` are those that can be drafted."""
     generator = torch.Generator().manual_seed(4)
 
@@ -82,26 +84,26 @@ def head_tensors(kind: str, layer: str, vocab: int, tokens: Tensor | None, flags
 
     rows = vocab if tokens is None else len(tokens)
     tensors = {
-        "fc.weight": random(H, 3 * H),
-        f"{layer}hidden_norm.weight": random(H),
-        f"{layer}input_layernorm.weight": random(H),
-        f"{layer}post_attention_layernorm.weight": random(H),
-        f"{layer}self_attn.q_proj.weight": random(HEADS * D, 2 * H),
-        f"{layer}self_attn.k_proj.weight": random(KV * D, 2 * H),
-        f"{layer}self_attn.v_proj.weight": random(KV * D, 2 * H),
-        f"{layer}self_attn.o_proj.weight": random(H, HEADS * D),
-        f"{layer}mlp.gate_proj.weight": random(MLP, H),
-        f"{layer}mlp.up_proj.weight": random(MLP, H),
-        f"{layer}mlp.down_proj.weight": random(H, MLP),
-        "norm.weight": random(H),
-        "lm_head.weight": random(rows, H),
+        "fc.weight": random(hidden, 3 * hidden),
+        f"{layer}hidden_norm.weight": random(hidden),
+        f"{layer}input_layernorm.weight": random(hidden),
+        f"{layer}post_attention_layernorm.weight": random(hidden),
+        f"{layer}self_attn.q_proj.weight": random(HEADS * D, 2 * hidden),
+        f"{layer}self_attn.k_proj.weight": random(KV * D, 2 * hidden),
+        f"{layer}self_attn.v_proj.weight": random(KV * D, 2 * hidden),
+        f"{layer}self_attn.o_proj.weight": random(hidden, HEADS * D),
+        f"{layer}mlp.gate_proj.weight": random(MLP, hidden),
+        f"{layer}mlp.up_proj.weight": random(MLP, hidden),
+        f"{layer}mlp.down_proj.weight": random(hidden, MLP),
+        "norm.weight": random(hidden),
+        "lm_head.weight": random(rows, hidden),
     }
     if kind == "qwen3":
         tensors |= {f"{layer}self_attn.{name}_norm.weight": random(D) for name in "qk"}
     if flags.get("norm_before_fc"):
-        tensors["input_norm.weight"] = random(3 * H)
+        tensors["input_norm.weight"] = random(3 * hidden)
     if flags.get("fc_norm"):
-        tensors |= {f"fc_norm.{index}.weight": random(H) for index in range(3)}
+        tensors |= {f"fc_norm.{index}.weight": random(hidden) for index in range(3)}
     if tokens is not None:
         can = torch.zeros(vocab, dtype=torch.bool)
         can[tokens] = True
@@ -110,15 +112,23 @@ def head_tensors(kind: str, layer: str, vocab: int, tokens: Tensor | None, flags
 
 
 def write_head(
-    out: Path, form: str, vocab: int, tokens: Tensor | None = None, kind: str = "llama", **flags: bool
+    out: Path,
+    form: str,
+    vocab: int,
+    tokens: Tensor | None = None,
+    kind: str = "llama",
+    *,
+    hidden: int = H,
+    ids: list[int] = IDS,
+    **flags: bool,
 ) -> dict[str, Tensor]:
-    """A head for a target of width H and at least five layers, as `form` publishes it: speculators, specforge, or
+    """A head for a target of width `hidden` and at least five layers, as `form` publishes it: speculators, specforge or
     authors (a file of torch's, no layer ids: those of six layers are 2, 3 and 3). Returns its tensors."""
     out.mkdir(parents=True)
     rows = vocab if tokens is None else len(tokens)
     layer = "layers.0." if form == "speculators" else "midlayer."
-    tensors = head_tensors(kind, layer, vocab, tokens, flags)
-    config: dict[str, Any] = layer_config(kind, vocab)
+    tensors = head_tensors(kind, layer, vocab, tokens, flags, hidden)
+    config: dict[str, Any] = layer_config(kind, vocab, hidden)
     if form == "speculators":
         config = {
             "architectures": ["Eagle3DraftModel"],
@@ -126,12 +136,12 @@ def write_head(
             "speculators_version": "0.9.0",
             "speculators_config": {"algorithm": "eagle3"},
             "transformer_layer_config": config,
-            "eagle_aux_hidden_state_layer_ids": IDS,
+            "eagle_aux_hidden_state_layer_ids": ids,
             **{flag: flags.get(flag, False) for flag in FLAGS},
         }
     elif form == "specforge":
         config |= {"architectures": ["LlamaForCausalLMEagle3"], **flags}
-        config["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": IDS, "use_aux_hidden_state": True}
+        config["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": ids, "use_aux_hidden_state": True}
     else:
         config |= {"architectures": ["LlamaForCausalLM"]}
     config["draft_vocab_size"] = rows

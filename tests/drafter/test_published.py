@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from actors.engine.native.engine import NativeEngine
+from actors.spot.checkpoints import Checkpoints
 from config.drafter import DrafterOptions
 from config.speculation import EagleOptions
 from config.strategy import Strategy
@@ -27,6 +28,9 @@ from drafter.published import EagleWeightsError
 from drafter.training.collect import collect_records
 from drafter.training.head import TargetHead
 from drafter.training.trainer import DrafterTrainer
+from launch.drafter.export import export
+from launch.drafter.training import CHECKPOINTS_DIR
+from launch.errors import UsageError
 from models.checkpoint import init_model, save_model
 from models.transformer import Transformer
 from policies.speculation.policy import FixedPolicy
@@ -299,3 +303,36 @@ def test_speculators_computes_the_same(target: Transformer, folder: Path) -> Non
             for index in range(3):
                 known = len(theirs["tokens"]) - index
                 torch.testing.assert_close(ours[index][:known], theirs["logits"][index][:known], rtol=1e-5, atol=1e-5)
+
+
+def test_what_a_run_trained_of_a_head_is_written_back(target: Transformer, folder: Path) -> None:
+    """The newest of the trainers' checkpoints, in both forms: the trained tensors, and the tables of the file."""
+    given = write_head(folder / "head", "speculators", VOCAB, TOKENS)
+    run = folder / "run"
+    run.mkdir()
+    (run / "config.yaml").write_text(
+        f"run: {{name: run, steps: 1}}\nmodel: {{path: {folder}/target}}\ndata: {{train: none.jsonl}}\n"
+        f"rollout: {{workers: 2, speculation: {{eagle: {{path: {folder}/head}}}}}}\n"
+        "drafter: {train: true, algorithm: eagle3}\n"
+    )
+    with pytest.raises(UsageError, match="no trained drafter of"):
+        export(run, folder / "target", folder / "out", "eagle3")
+    trainer = DrafterTrainer(
+        TargetHead.of(target, 0),
+        DrafterOptions(algorithm="eagle3", learning_rate=3e-3),
+        model=load_eagle(folder / "head", target.config, **SETTINGS),
+    )
+    text = np.arange(40, dtype=np.int32) % VOCAB
+    trainer.micro_step(list(collect_records(target, [text[:4]], [text[4:]], layers=trainer.model.layers)))
+    saved = Checkpoints(run / CHECKPOINTS_DIR, 2, torch.float32, lambda event: None)
+    assert saved.save(trainer.steps, trainer.state_dict())
+    saved.wait()
+    for form in ("vllm", "speculators"):
+        export(run, folder / "target", folder / form, "eagle3", form)
+        written = load_file(folder / form / "model.safetensors")
+        assert torch.equal(written["d2t"], given["d2t"])
+        assert torch.equal(written["lm_head.weight"], trainer.model.state_dict()["lm_head.weight"])
+        assert not torch.equal(written["lm_head.weight"], given["lm_head.weight"])
+        again = loaded(folder / form, target)
+        for name, tensor in trainer.model.state_dict().items():
+            assert torch.equal(again.state_dict()[name], tensor), name

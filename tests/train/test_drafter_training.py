@@ -17,14 +17,18 @@ import torch
 from actors.reward_pool import RewardPool
 from actors.spot.checkpoints import history
 from contracts.rollout import EngineWindow
+from drafter.eagle import load_eagle
 from launch.config import load_config
+from launch.drafter.export import export
 from launch.drafter.training import DrafterTraining
 from launch.run import train
 from launch.run.checkpoints import DRAFTERS_DIR
 from launch.run.job import Job
 from launch.run.rl_step import rl_step
 from models.checkpoint import init_model, save_model
+from models.config import ModelConfig, read_config
 from policies.drafter.canary import Canary, CanaryVerdict
+from tests.drafter.published_support import write_head
 from tests.train.conftest import Runs
 from tests.train.test_determinism import LEARNING
 
@@ -216,6 +220,33 @@ def test_hidden_states_of_the_learners_pass_do_as_well(long: LongRuns) -> None:
     rows = long.run("from-learner", lambda: long.has_trained("from-learner"), *TRAINED, *eagle3)
     assert all(row["drafter/recorded_bytes"] > 0 for row in rows if row["groups/used"])
     long.is_as_untrained("from-learner")
+
+
+@pytest.mark.long
+def test_a_published_head_is_trained_on_and_written_back(long: LongRuns, tmp_path: Path) -> None:
+    """A head in speculators' form, of other widths and of half of the vocabulary: no token and no loss changes, and the
+    trained one is exported in its form and read again."""
+    target = long.folder("long_model")
+    config = ModelConfig.from_hf(read_config(target))
+    shape = json.loads((target / "config.json").read_text())
+    head = write_head(
+        tmp_path / "head",
+        "speculators",
+        config.vocab_size,
+        torch.arange(0, config.vocab_size, 2),
+        hidden=config.hidden_size,
+        ids=[1, 2, shape["num_hidden_layers"]],
+        norm_before_residual=True,
+    )
+    eagle3 = (f"rollout.speculation.eagle.path={tmp_path}/head", "drafter.algorithm=eagle3")
+    long.run("published", lambda: long.has_trained("published"), *TRAINED, *eagle3)
+    long.is_as_untrained("published")
+    export(long.folder("published"), target, tmp_path / "out", "eagle3", "speculators")
+    settings: dict[str, Any] = {"dtype": torch.float32, "device": "cpu", "batch_invariant": False}
+    trained = load_eagle(tmp_path / "out", config, **settings)
+    assert trained.ids is not None
+    assert trained.ids.tolist() == list(range(0, config.vocab_size, 2))
+    assert not torch.equal(trained.state_dict()["lm_head.weight"], head["lm_head.weight"])
 
 
 @pytest.mark.long
