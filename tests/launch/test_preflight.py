@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 from coordinator.transport.security import write_keys
@@ -14,6 +16,7 @@ from examples.guess_and_check.make_data import write_all
 from launch.commands.cli import app
 from launch.commands.preflight import Command, preflight
 from launch.config import load_config
+from tests.drafter.published_support import write_head
 
 
 @pytest.fixture(scope="module")
@@ -238,3 +241,42 @@ def test_train_refuses_what_config_warns_of_and_leaves_no_trace(inputs: Path) ->
     assert "GemmaForCausalLM is not supported" in " ".join(refused.stderr.split())
     assert "--resume" not in refused.stderr
     assert not (inputs / "runs").exists()
+
+
+def test_a_published_head_is_looked_into(inputs: Path) -> None:
+    """Its config.json and its tensors, against the model, before Ray: file and key are named. A whole one is fine."""
+    model = inputs / "deep"
+    override = model_like(inputs, "deep", num_hidden_layers=6)
+    shape = json.loads((model / "config.json").read_text())
+    vocab, hidden = shape["vocab_size"], shape["hidden_size"]
+
+    def issues(name: str, **changes: Any) -> list[str]:
+        head = inputs / "heads" / name
+        tensors = write_head(head, "speculators", vocab, torch.arange(0, vocab, 3), hidden=hidden)
+        config = json.loads((head / "config.json").read_text())
+        (head / "config.json").write_text(json.dumps(config | changes))
+        if name == "half":
+            del tensors["fc.weight"]
+        if name == "far":
+            tensors["d2t"][5] = vocab
+        save_file(tensors, head / "model.safetensors")
+        told = found(inputs, override, f"rollout.speculation.eagle.path={head}", *TRAINED, "drafter.algorithm=eagle3")
+        return [issue for issue in told if "eagle" in issue]
+
+    assert issues("whole") == []
+    for name, changes, text in (
+        ("kind", {"speculators_model_type": "peagle"}, "config.json: speculators_model_type is 'peagle'"),
+        (
+            "layers",
+            {"eagle_aux_hidden_state_layer_ids": [2, 16, 29]},
+            "eagle_aux_hidden_state_layer_ids is [2, 16, 29]",
+        ),
+        ("half", {}, "model.safetensors: fc.weight is missing"),
+        ("far", {}, f"model.safetensors: d2t[5] = {vocab}"),
+    ):
+        (issue,) = issues(name, **changes)
+        assert issue.startswith("rollout.speculation.eagle.path")
+        assert str(inputs / "heads" / name) in issue
+        assert text in issue
+    (issue,) = found(inputs, override, f"rollout.speculation.eagle.path={inputs}/heads/whole", *TRAINED)
+    assert "eagle trains a drafter of kind eagle, and" in issue
