@@ -7,6 +7,7 @@ from pydantic import BaseModel, Field
 from config.rules import OnlyWith, Shares
 
 Algorithm = Literal["eagle", "hass", "eagle3", "osd"]
+DrafterLoss = Literal["cross_entropy", "tv", "lk"]
 Collectives = Literal["auto", "gloo"]
 
 
@@ -59,6 +60,11 @@ class DrafterOptions(BaseModel, frozen=True, extra="forbid"):
 
     train: Annotated[bool, Field(description="train the drafter on idle rollout workers")] = False
     algorithm: Annotated[Algorithm, Field(description="training recipe (TLT Figure 7)")] = "eagle"
+    loss: Annotated[
+        DrafterLoss,
+        Field(description="tv: learns what rejection accepts; lk: cross-entropy first, then tv"),
+        OnlyWith("algorithm", ("eagle", "hass", "eagle3"), when="train"),
+    ] = "cross_entropy"
     layers: Annotated[
         tuple[int, int, int] | None,
         Field(description="eagle3: target layers whose outputs are fused; default: low, middle, top"),

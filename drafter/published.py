@@ -38,7 +38,7 @@ class EagleWeightsError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadShape:
-    """What an EAGLE-3 head computes beside fusing three layers. Source: speculators 0.9, `models/eagle3`; SpecForge's
+    """What an EAGLE-3 head computes beside fusing three layers. Source: speculators 0.9 (its eagle3 model); SpecForge's
     and the EAGLE authors' heads are special cases."""
 
     block: ModelConfig  # of its decoder layer: own heads, MLP width, biases, norms' eps and RoPE; the target's width

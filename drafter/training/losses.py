@@ -12,12 +12,14 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from config.drafter import DrafterLoss
 from drafter.eagle.model import DrafterNetwork
 from drafter.training.head import TargetHead
 from drafter.training.packing import PackedBatch
 from drafter.training.passes import run_passes
 from drafter.training.variants import Variant
 
+_LK_ETA = 3.0  # the paper's best
 _KEPT_LOGITS = 1 << 25  # with more per pass, logits are computed again for the backward pass
 
 
@@ -72,7 +74,7 @@ def _compare(
         hard = F.nll_loss(logprobs, labels, reduction="none")
         divergence = torch.where(fresh, (logprobs.exp() * (logprobs - wanted)).sum(-1), hard)
     else:
-        divergence = -(wanted * logprobs).sum(-1)
+        divergence = divergence_of(variant.loss, wanted, logprobs)
     total = divergence.sum()
     if variant.hidden_weight:
         distance = F.smooth_l1_loss(drafted.float(), states.float(), reduction="none").mean(-1)
@@ -81,6 +83,25 @@ def _compare(
         best = logits.topk(min(3, logits.shape[1])).indices == labels[:, None]
         counts = torch.stack((best[:, 0].sum(), best.any(1).sum()))
     return total, counts
+
+
+def divergence_of(loss: DrafterLoss, wanted: Tensor, logprobs: Tensor) -> Tensor:
+    """p and log q, both [T, V] -> [T]. p may lack the tokens that the drafter cannot draft.
+
+    cross_entropy: -sum p log q. tv: 1 - sum min(p, q), what rejection sampling rejects (Leviathan et al. 2023). lk:
+    w KL(p, q) + (1 - w) tv with w = exp(-3 sum min(p, q)), not differentiated: it starts as the one and ends as the
+    other (Samarin et al. 2026, arXiv 2602.23881).
+    """
+    cross_entropy = -(wanted * logprobs).sum(-1)
+    if loss == "cross_entropy":
+        return cross_entropy
+    overlap = torch.minimum(wanted, logprobs.exp()).sum(-1)
+    if loss == "tv":
+        return 1 - overlap
+    kl = cross_entropy + torch.special.xlogy(wanted, wanted).sum(-1)
+    weight = torch.exp(-_LK_ETA * overlap.detach())
+    mixed: Tensor = weight * kl + (1 - weight) * (1 - overlap)
+    return mixed
 
 
 def _of_vocabulary(ids: Tensor | None, wanted: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

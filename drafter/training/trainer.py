@@ -6,7 +6,7 @@ the CPU the same calls in the same order give bitwise the same losses; after the
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -52,7 +52,8 @@ class DrafterTrainer:
         device: torch.device | str = "cpu",
         model: Drafting | None = None,
     ) -> None:
-        self.options, self.variant, self.head = options, VARIANTS[options.algorithm], head
+        self.options, self.head = options, head
+        self.variant = replace(VARIANTS[options.algorithm], loss=options.loss)
         self.device = torch.device(device)
         self.steps = 0  # updates of this drafter since its first, in its lineage
         self.rate_scale = 1.0  # of the learning rate; a schedule is the caller's

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from config.drafter import Algorithm
+from config.drafter import Algorithm, DrafterLoss
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
     """What a row is fed with, how often the drafter is fed with its own output, and what its output is compared with.
 
@@ -20,14 +20,15 @@ class Variant:
     passes: int = 1
     pass_decay: float = 1.0
     hidden_weight: float = 0.0  # the smooth L1 is the mean over the H components of a row
+    loss: DrafterLoss = "cross_entropy"  # the divergence, where it is not reversed: see `drafter.training.losses`
     reverse: bool = False  # False: cross-entropy with the target's distribution; True: KL(drafter || target)
 
 
 # EAGLE's original weighs the cross-entropy with 0.1; here both losses count alike, because the drafter is judged by its
 # tokens. HASS's top-10 distillation term is left out: the cross-entropy is with the whole distribution already.
 VARIANTS: Mapping[Algorithm, Variant] = {
-    "eagle": Variant("eagle", hidden_weight=1.0),
-    "hass": Variant("eagle", passes=3, hidden_weight=1.0),
-    "eagle3": Variant("eagle3", passes=7, pass_decay=0.8),
-    "osd": Variant("eagle", hidden_weight=1.0, reverse=True),
+    "eagle": Variant(network="eagle", hidden_weight=1.0),
+    "hass": Variant(network="eagle", passes=3, hidden_weight=1.0),
+    "eagle3": Variant(network="eagle3", passes=7, pass_decay=0.8),
+    "osd": Variant(network="eagle", hidden_weight=1.0, reverse=True),
 }

@@ -173,7 +173,7 @@ def test_a_soft_target_counts_by_what_the_head_can_draft(target: Transformer, tm
     prompt, text = np.array([5], np.int32), np.arange(20, 26, dtype=np.int32)
     (record,) = collect_records(target, [prompt], [text], layers=model.layers)
     trainer = DrafterTrainer(TargetHead.of(target, 0), DrafterOptions(algorithm="eagle3"), model=model)
-    trainer.variant = type(trainer.variant)("eagle3", passes=1)
+    trainer.variant = replace(trainer.variant, passes=1)
     states = torch.from_numpy(record.states).view(torch.float32)
     tokens = torch.from_numpy(record.tokens.astype(np.int64))
     with torch.no_grad():

@@ -72,12 +72,12 @@ HIDDEN = (LN3 - 0.5) / 2  # smooth L1 of (ln 3, 0) to (0, 0): linear from 1 on; 
 @pytest.mark.parametrize(
     ("variant", "fresh", "expected"),
     [
-        (Variant("eagle"), True, SOFT),
-        (Variant("eagle", hidden_weight=2.0), True, SOFT + 2 * HIDDEN),
-        (Variant("eagle", reverse=True), True, REVERSE),
-        (Variant("eagle", hidden_weight=1.0, reverse=True), True, REVERSE + HIDDEN),
-        (Variant("eagle", hidden_weight=1.0), False, math.log(2)),
-        (Variant("eagle", hidden_weight=1.0, reverse=True), False, math.log(2)),
+        (Variant(network="eagle"), True, SOFT),
+        (Variant(network="eagle", hidden_weight=2.0), True, SOFT + 2 * HIDDEN),
+        (Variant(network="eagle", reverse=True), True, REVERSE),
+        (Variant(network="eagle", hidden_weight=1.0, reverse=True), True, REVERSE + HIDDEN),
+        (Variant(network="eagle", hidden_weight=1.0), False, math.log(2)),
+        (Variant(network="eagle", hidden_weight=1.0, reverse=True), False, math.log(2)),
     ],
 )
 def test_losses_by_hand(variant: Variant, fresh: bool, expected: float) -> None:
