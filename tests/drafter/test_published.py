@@ -35,6 +35,7 @@ from models.checkpoint import init_model, save_model
 from models.transformer import Transformer
 from policies.speculation.policy import FixedPolicy
 from tests.drafter.published_support import FLAGS, IDS, H, chain_logits, write_head
+from tests.drafter.test_eagle_device import Compared, engine_with, planned
 from tests.engine.support import VOCAB, assert_same, make_requests, options_of, run, write_config
 
 SETTINGS: Any = {"dtype": torch.float32, "device": "cpu", "batch_invariant": True}
@@ -133,6 +134,25 @@ def test_no_token_changes(
     policy = FixedPolicy(Strategy.parse(strategy))
     core = NativeEngine(target, options, drafters={"eagle": drafter}, policy=policy, hidden_tokens=16)
     assert_same(run(core, requests), run(NativeEngine(target, options), requests))
+
+
+@pytest.mark.parametrize("strategy", ["eagle:3", "eagle:3x2/5"])
+@pytest.mark.parametrize(("form", "kind", "tokens", "flags"), CASES[:4])
+def test_passes_of_a_device_draft_the_same(
+    target: Transformer,
+    tmp_path: Path,
+    form: str,
+    kind: str,
+    tokens: torch.Tensor | None,
+    flags: dict[str, bool],
+    strategy: str,
+) -> None:
+    """Those that a GPU makes, run by torch here: own widths, norms, RoPE and vocabulary, as replays."""
+    write_head(tmp_path / "head", form, VOCAB, tokens, kind, **flags)
+    drafter = Compared(target, EagleOptions(path=str(tmp_path / "head"), min_probability=0))
+    planned(drafter, strategy)
+    run(engine_with(target, drafter, FixedPolicy(Strategy.parse(strategy))), make_requests(5, seed=3))
+    assert drafter.drafted > 40
 
 
 def test_drafts_are_of_the_vocabulary_and_are_accepted_once_fitted(target: Transformer, tmp_path: Path) -> None:
