@@ -1,0 +1,192 @@
+"""One transformer spread over the ranks of a node: which part of each tensor a rank holds, and where their sums meet.
+
+Heads, the MLP's inner dimension and the head's vocabulary are split evenly; norms, embedding and the head's weight are
+whole on every rank, the latter two because drafters read them. Columns of qkv and of gate and up are independent, so
+splitting them changes no bit. o and down split what they sum over: the ranks' parts are gathered and added in the order
+of ranks, in float32, and rounded once. So sums do not depend on how a collective is carried out, nor on other rows;
+another number of ranks is another rounding. Source: Megatron-LM (arXiv 1909.08053), section 3.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from models import ops
+from models.checkpoint import check_tensors, hf_shapes, hf_targets
+from models.config import ModelConfig, ModelConfigError, read_config
+from models.directory import SafetensorsDirectory
+from models.transformer import Block, Projection, Transformer
+
+MOST_RANKS = 8
+_ROWS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
+_COLUMNS = ("o_proj", "down_proj")
+
+
+class RankGroupError(RuntimeError):
+    """A collective of the ranks failed: one of them has ended, or was late."""
+
+
+class RankGroup:
+    """The collectives of one rank, over a torch process group (gloo on CPU, NCCL on GPUs). All ranks call each in the
+    same order, with equal shapes."""
+
+    def __init__(self, group: Any, rank: int, size: int) -> None:
+        self._group, self.rank, self.size = group, rank, size
+
+    def parts(self, part: Tensor) -> Tensor:
+        """[...] of each rank -> [ranks, ...], in the order of ranks. On GPUs the host does not wait. Raises
+        RankGroupError."""
+        part = part.contiguous()
+        flat = part.new_empty((self.size * part.numel(),))
+        try:
+            self._group._allgather_base(flat, part.view(-1)).wait()
+        except RuntimeError as error:
+            raise RankGroupError(f"rank {self.rank} of {self.size}: {error}") from error
+        return flat.view(self.size, *part.shape)
+
+    def sum(self, part: Tensor) -> Tensor:
+        """The ranks' parts added in their order, in float32 at least, rounded to the dtype once: bitwise the same on
+        every rank."""
+        return sum_in_order(self.parts(part))
+
+
+def sum_in_order(parts: Tensor) -> Tensor:
+    """[ranks, ...] -> [...]: ((part 0 + part 1) + part 2) + ..., in float32 at least, rounded once."""
+    total = parts[0].to(torch.promote_types(parts.dtype, torch.float32), copy=True)
+    for part in parts[1:]:
+        total += part
+    return total.to(parts.dtype)
+
+
+class SummedProjection(Projection):
+    """A projection of which each rank holds some of the inputs [N, K / ranks]; the bias is whole and added once."""
+
+    def __init__(self, of: Projection, group: RankGroup) -> None:
+        super().__init__(of.inputs, of.outputs, of.bias is not None, of.invariant, dtype=of.weight.dtype, device="meta")
+        self.weight, self.bias = of.weight, of.bias
+        self.group = group
+
+    def forward(self, x: Tensor) -> Tensor:
+        """This rank's inputs [T, K / ranks] -> [T, N], the same on every rank. Raises RankGroupError."""
+        total = self.group.sum(ops.linear(x, self.weight, None, invariant=self.invariant))
+        return total if self.bias is None else total + self.bias
+
+
+class RankTransformer(Transformer):
+    """One rank's part of a transformer, for engines. `config` is that of the part; `whole` the model's.
+
+    Its forward takes the same tokens on every rank and gives each the same hidden states. Parameters are uninitialised:
+    use `load_rank`.
+    """
+
+    def __init__(
+        self,
+        whole: ModelConfig,
+        group: RankGroup,
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        batch_invariant: bool = True,
+    ) -> None:
+        """Raises ModelConfigError where the ranks do not divide the model."""
+        super().__init__(part_config(whole, group.size), dtype=dtype, device=device, batch_invariant=batch_invariant)
+        self.whole, self.group = whole, group
+        for block in self.blocks:
+            assert isinstance(block, Block)
+            for name in _COLUMNS:
+                setattr(block, name, SummedProjection(getattr(block, name), group))
+        width = -(-whole.vocab_size // group.size)
+        self._vocabulary = slice(min(group.rank * width, whole.vocab_size), (group.rank + 1) * width)
+        self._width = width
+        self._head_part: Tensor | None = None
+
+    @property
+    def head_part(self) -> Tensor:
+        """This rank's rows of the head, [<= V / ranks, H]; a view of the live memory, the same object each time."""
+        if self._head_part is None:
+            self._head_part = self.head_weight.detach()[self._vocabulary]
+        return self._head_part
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """As Transformer.logits, [T, V] on every rank. Each logit is one rank's product, so no bit depends on how many
+        there are. Raises RankGroupError."""
+        part = ops.head(hidden, self.head_part, invariant=self.batch_invariant)
+        if part.shape[1] < self._width:
+            part = F.pad(part, (0, self._width - part.shape[1]))
+        columns = self.group.parts(part).transpose(0, 1).reshape(len(hidden), -1)
+        return columns[:, : self.whole.vocab_size].contiguous()
+
+
+def part_config(whole: ModelConfig, ranks: int) -> ModelConfig:
+    """The shape of one rank's part. Raises ModelConfigError where `ranks` do not divide the model."""
+    if fault := ranks_fault(whole, ranks):
+        raise ModelConfigError(fault)
+    return replace(
+        whole,
+        num_heads=whole.num_heads // ranks,
+        num_kv_heads=whole.num_kv_heads // ranks,
+        intermediate_size=whole.intermediate_size // ranks,
+    )
+
+
+def ranks_fault(whole: ModelConfig, ranks: int) -> str:
+    """Why the model cannot be spread over so many ranks; "": it can.
+
+    Heads of keys are never held twice: the rank that holds another's copy saves no memory of its KV cache, which is
+    what ranks are for, and reads as many bytes for each token.
+    """
+    fitting = [n for n in range(1, MOST_RANKS + 1) if not whole.num_kv_heads % n and not whole.intermediate_size % n]
+    if ranks in fitting:
+        return ""
+    return (
+        f"{ranks} ranks cannot share the model's {whole.num_kv_heads} key-value heads and its intermediate_size of "
+        f"{whole.intermediate_size} evenly; {', '.join(map(str, fitting))} can"
+    )
+
+
+def part_of(name: str, tensor: Tensor, rank: int, ranks: int) -> Tensor:
+    """What a rank holds of the tensor with this Hugging Face name, a view: rows of q, k, v, gate and up (and of their
+    biases), columns of o and down, the whole of others."""
+    module, _, kind = name.rpartition(".")
+    projection = module.rpartition(".")[2]
+    if projection in _ROWS:
+        return tensor.chunk(ranks)[rank]
+    if projection in _COLUMNS and kind == "weight":
+        return tensor.chunk(ranks, dim=1)[rank]
+    return tensor
+
+
+def parts_of(tensors: Mapping[str, Tensor], rank: int, ranks: int) -> dict[str, Tensor]:
+    """`part_of` each of a model's tensors, in their order."""
+    return {name: part_of(name, tensor, rank, ranks) for name, tensor in tensors.items()}
+
+
+def check_whole(whole: ModelConfig, given: Mapping[str, Tensor]) -> None:
+    """WeightsMismatchError unless `given` are names and shapes of the whole model."""
+    check_tensors(hf_shapes(Transformer(whole, device="meta")), given, tied=whole.tied)
+
+
+@torch.no_grad()
+def load_rank(
+    path: str | os.PathLike[str],
+    group: RankGroup,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    batch_invariant: bool = True,
+) -> RankTransformer:
+    """This rank's part of the model in a Hugging Face directory, converted to `dtype`; one tensor is held whole at a
+    time. Raises UnsupportedModelError, ModelConfigError, WeightsMismatchError."""
+    whole = ModelConfig.from_hf(read_config(path))
+    model = RankTransformer(whole, group, dtype=dtype, device=device, batch_invariant=batch_invariant)
+    with SafetensorsDirectory(Path(path)) as tensors:
+        check_whole(whole, tensors)
+        for name, target in hf_targets(model).items():
+            target.copy_(part_of(name, tensors[name], group.rank, group.size))
+    return model
