@@ -36,6 +36,15 @@ class EngineOptions(BaseModel, frozen=True, extra="forbid"):
     ] = "native"
     device: Annotated[Literal["auto", "cpu", "cuda"], Field(description="device of the engine"), CUDA] = "auto"
     threads: Annotated[int | None, Field(ge=1, le=4096, description="CPU threads; default: cores / workers")] = None
+    tensor_parallel: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            le=64,
+            description="ranks (GPUs, or processes on CPU) that one engine's model is spread over, on one node; "
+            "default: the GPUs of a worker (docs/howto/tensor_parallel.md)",
+        ),
+    ] = None
     max_running: Annotated[int, Field(ge=1, le=100_000, description="requests that are decoded together at most")] = 64
     kv_tokens: Annotated[int, Field(ge=64, le=10**10, description="size of the KV cache, tokens")] = 65_536
     block_tokens: Annotated[

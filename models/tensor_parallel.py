@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from models import ops
 from models.checkpoint import check_tensors, hf_shapes, hf_targets
@@ -106,6 +106,10 @@ class RankTransformer(Transformer):
         self._width = width
         self._head_part: Tensor | None = None
 
+    def tables(self) -> "Tables":
+        """Embedding, final norm and head of the whole model, the very modules of this part."""
+        return Tables(self)
+
     @property
     def head_part(self) -> Tensor:
         """This rank's rows of the head, [<= V / ranks, H]; a view of the live memory, the same object each time."""
@@ -121,6 +125,15 @@ class RankTransformer(Transformer):
             part = F.pad(part, (0, self._width - part.shape[1]))
         columns = self.group.parts(part).transpose(0, 1).reshape(len(hidden), -1)
         return columns[:, : self.whole.vocab_size].contiguous()
+
+
+class Tables(Transformer):
+    """A model without blocks, for drafters that read embedding and head on one rank alone: never a collective."""
+
+    def __init__(self, part: RankTransformer) -> None:
+        super().__init__(part.whole, device="meta", batch_invariant=part.batch_invariant)
+        self.blocks = nn.ModuleList()
+        self.embed_tokens, self.norm, self.lm_head = part.embed_tokens, part.norm, part.lm_head
 
 
 def part_config(whole: ModelConfig, ranks: int) -> ModelConfig:

@@ -2,15 +2,13 @@
 
 import threading
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
+from actors.engine.native.ranks.join import join_ranks, open_store
 from models import ops
-from models.process_groups import gloo_group
 from models.tensor_parallel import RankGroup
 from models.transformer import Block, Projection, Transformer
 
@@ -49,16 +47,15 @@ def summed_in_parts(model: Transformer, ranks: int) -> Transformer:
 
 def on_ranks(ranks: int, work: Callable[[RankGroup], T]) -> list[T]:
     """`work` on each rank, each in a thread; what they return, by rank. Raises what the first raises."""
-    store: Any = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
+    store = open_store()
     results: list[Any] = [None] * ranks
     errors: list[BaseException] = []
 
     def run(rank: int) -> None:
         try:
-            client = dist.TCPStore("127.0.0.1", store.port, is_master=False, timeout=timedelta(seconds=60))
-            group = gloo_group(client, rank, ranks, "127.0.0.1", 60.0)
+            group = join_ranks(open_store(store.port), rank, ranks, "cpu")
             with torch.inference_mode():
-                results[rank] = work(RankGroup(group, rank, ranks))
+                results[rank] = work(group)
         except BaseException as error:
             errors.append(error)
 

@@ -31,6 +31,7 @@ from actors.engine.native.forward.kv_memory import kv_memory
 from actors.engine.native.forward.runner import ModelRunner
 from actors.engine.native.hidden.recent import ComputedStep, HiddenStore
 from actors.engine.native.hidden.recording import SequenceRecorder
+from actors.engine.native.ranks.leader import Followers
 from actors.engine.native.schedule.blocks import BlockPool
 from actors.engine.native.schedule.scheduler import Scheduler
 from actors.handoff.receive import Receiver
@@ -53,6 +54,7 @@ from models.checkpoint import hf_targets, load_packed
 from models.lora import AdapterBase, room_for
 from models.manifest import TensorSpec, WeightsManifest
 from models.peft import AdapterError, are_adapters
+from models.tensor_parallel import RankTransformer
 from models.transformer import Transformer
 from models.weights import unpack
 from policies.speculation.budget import DraftBudget
@@ -75,6 +77,7 @@ class NativeEngine(BatchEngine):
     default CUDA's where `options.cuda_graphs`. `make_memory` makes what holds the KV cache. `news`: what the driver
     hears of the passes. `adapter_base`: what adapters are merged into that come in the place of weights.
     `pacer`, on the `timer`: of experiments, lets passes, drafts and new weights last as long as on another device.
+    `followers`: the other ranks of `model`, which then is rank 0's part (models.tensor_parallel).
     """
 
     def __init__(
@@ -98,6 +101,7 @@ class NativeEngine(BatchEngine):
         news: PassNews | None = None,
         adapter_base: AdapterBase | None = None,
         pacer: Pacer | None = None,
+        followers: Followers | None = None,
     ) -> None:
         super().__init__(weights_version, clock)
         config = model.config
@@ -128,7 +132,8 @@ class NativeEngine(BatchEngine):
             kv = KVPlaces(block_tables, block_tokens)
         self._steps = step_arrays(self._table, block_tokens)
         self._max_nodes = 0 if policy is None else policy.max_nodes
-        if graph_capture is None and options.cuda_graphs and next(model.parameters()).device.type == "cuda":
+        on_cuda = next(model.parameters()).device.type == "cuda"
+        if graph_capture is None and options.cuda_graphs and on_cuda and followers is None:
             graph_capture = CudaGraphCapture()
         self._batches = batch_buckets(options.max_running) if graph_capture is not None else ()
         self._graph_capture = graph_capture
@@ -146,6 +151,7 @@ class NativeEngine(BatchEngine):
             keep_rows=self._hidden is not None or self._recording is not None,
             make_memory=make_memory,
             checked_rows=ROWS,
+            followers=followers,
         )
         self._speculator = Speculator(
             self._table,
@@ -186,6 +192,7 @@ class NativeEngine(BatchEngine):
         self._model, self._low_bit, self._adapter_base = model, model.low_bit, adapter_base
         self._receiver: Receiver | None = None  # made when weights are offered first
         self._half_loaded = False
+        self._followers = followers
 
     @property
     def has_work(self) -> bool:
@@ -218,6 +225,8 @@ class NativeEngine(BatchEngine):
         start_s, begin_s = self._clock(), 0.0 if self._pacer is None else self._pacer.clock()
         if are_adapters(manifest.tensors):
             self._merge(dict(unpack(manifest, buffer)))  # Computes and checks the checksum.
+        elif isinstance(self._model, RankTransformer) and self._followers is not None:
+            self._followers.load(self._model, manifest, buffer)  # Likewise.
         else:
             with self._model.storing(self._form_of(manifest.tensors)):
                 load_packed(self._model, manifest, buffer)  # Likewise.
@@ -227,6 +236,9 @@ class NativeEngine(BatchEngine):
         """See BatchEngine. An engine whose weights are half overwritten has no work until `update_weights` gives it
         whole ones."""
         start_s, begin_s = self._clock(), 0.0 if self._pacer is None else self._pacer.clock()
+        if self._followers is not None:
+            why = "an engine of several ranks takes weights from the object store only"
+            return WeightsLoaded(version=self._version, checksum=0, seconds=0.0, failure=why)
         if self._receiver is None:
             self._receiver = Receiver(next(self._model.parameters()).device)
         try:
@@ -299,7 +311,9 @@ class NativeEngine(BatchEngine):
         self._runner.wake()
 
     def close(self) -> None:
-        """Nothing of it outlives the process."""
+        """See BatchEngine."""
+        if self._followers is not None:
+            self._followers.close()
 
     def _advance(self, now_s: float) -> None:
         plan = self._scheduler.schedule(self._version, now_s)

@@ -13,6 +13,7 @@ from actors.engine.native.forward.context import KVCache
 from actors.engine.native.forward.layout import DeviceStep
 from models import ops
 from models.ops.triton import operators
+from models.tensor_parallel import RankTransformer, SummedProjection
 from models.transformer import Block, LowBitProjection, Projection, Transformer
 
 
@@ -27,8 +28,11 @@ class DecoderForward:
 
     @staticmethod
     def supports(model: Transformer) -> bool:
-        """Whether the model is ours, unchanged, of a dtype with kernels."""
-        return type(model) is Transformer and model.embed_tokens.weight.dtype in (torch.float32, torch.bfloat16)
+        """Whether the model is ours, unchanged or one rank's part of it, of a dtype with kernels."""
+        return type(model) in (Transformer, RankTransformer) and model.embed_tokens.weight.dtype in (
+            torch.float32,
+            torch.bfloat16,
+        )
 
     def __call__(self, step: DeviceStep, cache: KVCache) -> tuple[Tensor, Tensor]:
         """(rows [T, W] with recorded layers, final states [T, H]); the rows' K/V enter the cache."""
@@ -79,6 +83,9 @@ class DecoderForward:
 
 
 def _product(x: Tensor, projection: Projection | LowBitProjection) -> Tensor:
+    if isinstance(projection, SummedProjection):
+        summed: Tensor = projection(x)
+        return summed
     if isinstance(projection, LowBitProjection):
         return ops.low_bit_linear(x, projection.stored, projection.bias)
     return ops.linear(x, projection.weight, projection.bias, invariant=projection.invariant)

@@ -46,12 +46,13 @@ class DeviceSteps:
         rejection: bool,
         trash_slot: int,
         graph_capture: GraphCapture | None,
+        follows: bool = False,
     ) -> None:
         """blocks: columns of a block table. keep_rows: somebody reads `Draws.rows`. trash_slot: the first K/V slot
-        behind those of requests."""
+        behind those of requests. follows: of a rank that draws nothing."""
         self._model, self._cache = model, cache
         self._slots, self._blocks, self._trash_slot = slots, blocks, trash_slot
-        self._keep_rows, self._rejection = keep_rows, rejection
+        self._keep_rows, self._rejection, self._follows = keep_rows, rejection, follows
         weight = model.embed_tokens.weight.detach()
         self._device = weight.device
         self._width = (len(recorded) + 1) * model.config.hidden_size
@@ -166,6 +167,8 @@ class DeviceSteps:
         if step.sample_rows is not None:
             hidden = hidden.index_select(0, step.sample_rows)
         logits = self._model.logits(hidden)
+        if self._follows:
+            return nothing_drawn(computed, offsets)
         self._draw(logits, step)
         if drafted is not None:
             self._reject(logits, step, drafted, distributions)

@@ -1,6 +1,7 @@
 """Weights laid out once for the CPU's matrix kernels, and again after every update, in both modes."""
 
 from models import ops
+from models.tensor_parallel import RankTransformer
 from models.transformer import LowBitProjection, Projection, Transformer
 
 
@@ -11,5 +12,7 @@ def pack_weights(model: Transformer) -> None:
             ops.prepack(module.weight)
         elif isinstance(module, LowBitProjection):
             ops.prepack_low_bit(module.stored)
-    if model.lm_head is None:
+    if isinstance(model, RankTransformer):
+        ops.prepack(model.head_part)
+    elif model.lm_head is None:
         ops.prepack(model.embed_tokens.weight)

@@ -26,8 +26,11 @@ from actors.engine.native.forward.fused import FusedForward
 from actors.engine.native.forward.kv_memory import kv_memory
 from actors.engine.native.forward.layout import RESERVED_BLOCKS
 from actors.engine.native.forward.packed_weights import pack_weights
+from actors.engine.native.ranks.leader import Followers
+from actors.engine.native.ranks.orders import CopyBlocks, Move, Order, Resize, SleepRank, Step, WakeRank
 from drafter.protocol import GraphCapture, TargetPasses
 from models import ops
+from models.tensor_parallel import RankGroupError
 from models.transformer import Transformer, final_states
 from policies.speculation.graph_plan import CapturePlan
 
@@ -53,9 +56,14 @@ class ModelRunner:
         keep_rows: bool = True,
         make_memory: MakeMemory = kv_memory,
         checked_rows: int = 0,
+        followers: Followers | None = None,
+        follows: bool = False,
     ) -> None:
         """recorded: layers whose outputs stand before the final state in `Draws.rows`. keep_rows: somebody reads them.
-        make_memory: what holds the KV cache. checked_rows: of early text in a step that drafts nothing else."""
+        make_memory: what holds the KV cache. checked_rows: of early text in a step that drafts nothing else.
+        followers: the other ranks of this model, which do what this one does. follows: it is one of them, and draws
+        nothing."""
+        self._followers, self._follows = followers, follows
         self._recorded = recorded
         self._steps, self._rejection, self._checked_rows = steps, rejection, checked_rows
         parameter = next(model.parameters())
@@ -79,6 +87,7 @@ class ModelRunner:
                 rejection=rejection,
                 trash_slot=blocks * block_tokens,
                 graph_capture=graph_capture,
+                follows=follows,
             )
         # What a drafter may compute over this cache.
         self._device_chains: DeviceChains | None = None
@@ -98,6 +107,7 @@ class ModelRunner:
 
     def resize(self, max_nodes: int) -> None:
         """Make room for up to `max_nodes` drafted tokens per request and step."""
+        self._tell(Resize(max_nodes))
         slots = len(self._table.length)
         max_rows = slots + max(slots * max_nodes, self._checked_rows) + self._chunk_tokens
         self._no_cutoff = torch.full((max_rows,), -torch.inf)
@@ -114,12 +124,16 @@ class ModelRunner:
         """Release the KV cache's memory; what it held is lost."""
         if self._awake:
             self._awake = False
+            if self._followers is not None:
+                self._followers.ask(SleepRank())
             self._cache.sleep()
 
     def wake(self) -> None:
         """Have a KV cache again. Graphs are captured again only where it lies elsewhere now."""
         if not self._awake:
             self._awake = True
+            if self._followers is not None:
+                self._followers.ask(WakeRank())
             if not self._cache.wake() and self._device_steps is not None and self._device_chains is not None:
                 self._device_chains.forget()
                 self._device_steps.moved()
@@ -138,9 +152,13 @@ class ModelRunner:
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
         """Carry out a plan's copies of KV blocks: before its drafts and its `run`, which read them."""
+        self.copy_block_pairs(np.array(copies, np.int64).T)
+
+    def copy_block_pairs(self, pairs: Int64Array) -> None:
+        """As `copy_blocks`: [2, N], blocks (from, to)."""
         if not self._awake:
             raise RuntimeError("the engine sleeps: wake it before it steps")
-        pairs = np.array(copies, np.int64).T
+        self._tell(CopyBlocks(pairs))
         with torch.inference_mode():
             if self._device_steps is None:
                 self._cache.copy_blocks(*torch.from_numpy(pairs))
@@ -152,13 +170,31 @@ class ModelRunner:
         table behind the last known one."""
         if not self._awake:
             raise RuntimeError("the engine sleeps: wake it before it steps")
+        rows = self._steps.rows(plan, drafts)
+        self._tell(Step(rows))
+        return self._computed(rows, drafts)
+
+    def follow(self, rows: StepRows) -> None:
+        """Compute the rows of a step that rank 0 runs."""
+        self._computed(rows, None)
+
+    def _computed(self, rows: StepRows, drafts: StepDrafts | None) -> Draws:
         device_steps = self._device_steps
-        with torch.inference_mode():
-            rows = self._steps.rows(plan, drafts)
-            return self._run(rows, drafts) if device_steps is None else device_steps.run(rows, drafts)
+        try:
+            with torch.inference_mode():
+                return self._run(rows, drafts) if device_steps is None else device_steps.run(rows, drafts)
+        except RankGroupError as error:
+            if self._followers is None:
+                raise
+            self._followers.explain(error)
+
+    def _tell(self, order: Order) -> None:
+        if self._followers is not None:
+            self._followers.tell(order)
 
     def compact(self, moves: Int64Array) -> None:
         """Bring the K/V of accepted tree nodes into place: [2, N], slots (from, to)."""
+        self._tell(Move(moves))
         if self._device_steps is None:
             self._cache.move(moves)
         else:
@@ -192,7 +228,10 @@ class ModelRunner:
             return nothing_drawn(computed, offsets)
         if "sample_rows" in step:
             hidden = hidden[step["sample_rows"]]
-        drawn = self._draw(self.model.logits(hidden), step, rows, drafts)
+        logits = self.model.logits(hidden)
+        if self._follows:
+            return nothing_drawn(computed, offsets)
+        drawn = self._draw(logits, step, rows, drafts)
         tokens, logprobs, logprobs_t1 = (part.numpy() for part in drawn)
         return Draws(tokens=tokens, logprobs=logprobs, logprobs_t1=logprobs_t1, rows=computed, offsets=offsets)
 

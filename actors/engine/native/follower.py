@@ -1,0 +1,113 @@
+"""A follower: the child's end. It runs forwards over its part of the model, and knows no request."""
+
+import queue
+from typing import Any, assert_never
+
+import torch
+
+from actors.engine.batch.early import ROWS
+from actors.engine.batch.slots import SlotTable
+from actors.engine.batch.step.build import step_arrays
+from actors.engine.native.forward.runner import ModelRunner
+from actors.engine.native.ranks.join import join_ranks, open_store
+from actors.engine.native.ranks.orders import (
+    CopyBlocks,
+    Failed,
+    Load,
+    Move,
+    Obeyed,
+    Order,
+    RankStart,
+    Resize,
+    SleepRank,
+    Step,
+    WakeRank,
+)
+from actors.processes.child import hear, run_child
+from actors.processes.link import Close, Link
+from config.model import batch_invariance
+from drafter.build import history_tokens
+from models.checkpoint import load_packed
+from models.device import choose_device
+from models.dtypes import DTYPES
+from models.tensor_parallel import load_rank
+
+
+def main() -> None:
+    run_child(serve, Failed)
+
+
+def serve(link: Link) -> None:
+    """Obey rank 0 until it closes this process, or ends."""
+    start = link.receive()
+    inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    hear(link, inbox.put)  # from here on rank 0's end ends this process, whatever it waits for
+    follower = Follower(start)
+    link.send([Obeyed()])
+    while True:
+        order = inbox.get()
+        if isinstance(order, Close):
+            return
+        answer = follower.obey(order)
+        if answer is not None:
+            link.send([answer])
+
+
+class Follower:
+    """One rank's part of the model and of the KV cache."""
+
+    def __init__(self, start: RankStart) -> None:
+        """Raises what keeps the rank from starting."""
+        engine, key = start.start, "rollout.engine.device"
+        options = engine.options
+        device = choose_device(options.device, key)
+        if options.threads is not None:
+            torch.set_num_threads(options.threads)
+        group = join_ranks(open_store(start.port), start.rank, start.ranks, device)
+        self._model = load_rank(
+            engine.model.path,
+            group,
+            dtype=DTYPES[engine.model.dtype],
+            device=device,
+            batch_invariant=batch_invariance(engine.model, device, key, engine=True),
+        )
+        block_tokens, blocks = options.block_tokens, options.kv_tokens // options.block_tokens
+        max_tokens = history_tokens(self._model, options)
+        table = SlotTable(options.max_running, max_tokens, -(-max_tokens // block_tokens))
+        self._runner = ModelRunner(
+            self._model,
+            table,
+            blocks,
+            block_tokens,
+            options.prefill_chunk_tokens,
+            0,
+            steps=step_arrays(table, block_tokens),
+            keep_rows=False,
+            checked_rows=ROWS,
+            follows=True,
+        )
+
+    def obey(self, order: Order) -> Obeyed | None:
+        """What is raised ends the rank, and with it the engine."""
+        match order:
+            case Step(rows):
+                self._runner.follow(rows)
+            case CopyBlocks(pairs):
+                self._runner.copy_block_pairs(pairs)
+            case Move(moves):
+                self._runner.compact(moves)
+            case Resize(max_nodes):
+                self._runner.resize(max_nodes)
+            case Load(manifest, buffer):
+                load_packed(self._model, manifest, buffer)
+                self._runner.weights_changed()
+                return Obeyed()
+            case SleepRank():
+                self._runner.sleep()
+                return Obeyed()
+            case WakeRank():
+                self._runner.wake()
+                return Obeyed()
+            case _:
+                assert_never(order)
+        return None

@@ -1,0 +1,133 @@
+"""Rank 0's end of its followers: their start, orders, answers and end. Never computes.
+
+A follower that ends takes the engine with it, by name: the step in which it is missed raises RankLostError. Where rank
+0 hangs in a collective or has no step to run, a thread ends the process after `_GRACE_S` with the reason on stderr.
+"""
+
+import os
+import queue
+import sys
+import threading
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from actors.engine.native.ranks.join import device_environment, join_ranks, open_store
+from actors.engine.native.ranks.orders import Failed, Load, Obeyed, Order, RankStart
+from actors.engine.wire import Start
+from actors.processes.parent import ChildProcess
+from models.checkpoint import load_packed
+from models.manifest import WeightsManifest
+from models.tensor_parallel import RankGroup, RankTransformer, check_whole, parts_of
+from models.weights import pack, unpack
+
+Bytes = NDArray[np.uint8]
+
+_FOLLOWER = "actors.engine.native.follower"  # which imports what this must not
+_POLL_S = 0.5
+_GRACE_S = 5.0  # for the main thread to raise what happened by itself
+_CLOSE_S = 5.0
+
+
+class RankLostError(RuntimeError):
+    """A rank of this engine has ended or failed; the message names it and says how."""
+
+
+class Followers:
+    """Followers 1 .. ranks - 1 of this process. Orders come to them in the order in which they were told."""
+
+    def __init__(self, start: Start, ranks: int, device: str) -> None:
+        """Start them; they load their parts while rank 0 loads its own."""
+        self.ranks, self._device = ranks, device
+        self._store: Any = open_store()
+        self._lost = threading.Event()
+        self._reason = ""
+        self._closing = False
+        self._answers: list[queue.SimpleQueue[Obeyed | None]] = []
+        self._children: list[ChildProcess] = []
+        for rank in range(1, ranks):
+            child = ChildProcess(
+                _FOLLOWER,
+                RankStart(start, rank, ranks, self._store.port),
+                f"tensor-parallel rank {rank} of {ranks}",
+                died=RankLostError,
+                environment=device_environment(rank, device),
+            )
+            answers: queue.SimpleQueue[Obeyed | None] = queue.SimpleQueue()
+            self._children.append(child)
+            self._answers.append(answers)
+            threading.Thread(target=self._read, args=(child, answers), name=child.name, daemon=True).start()
+
+    @property
+    def pids(self) -> list[int]:
+        """By rank, from 1."""
+        return [child.pid for child in self._children]
+
+    def join(self) -> RankGroup:
+        """Rank 0's collectives. Blocks until all followers have come; one that ends first ends this process."""
+        return join_ranks(self._store, 0, self.ranks, self._device)
+
+    def tell(self, order: Order) -> None:
+        """The same order to all. Raises RankLostError."""
+        for child in self._children:
+            child.send(order)
+
+    def ask(self, order: Order) -> None:
+        """As `tell`, and wait until all have obeyed; the deadline is that of whoever commands the engine."""
+        self.tell(order)
+        self.wait()
+
+    def wait(self) -> None:
+        """One answer of each follower: also the first, which says that it is up. Raises RankLostError."""
+        for queued in self._answers:
+            if queued.get() is None:
+                raise RankLostError(self._reason)
+
+    def load(self, model: RankTransformer, manifest: WeightsManifest, buffer: Bytes) -> None:
+        """New weights of the whole model: each rank gets its parts, `model` being rank 0's. Raises WeightsCorruptError
+        and WeightsMismatchError before anything changed, RankLostError."""
+        whole = dict(unpack(manifest, buffer))
+        check_whole(model.whole, whole)
+        for rank, child in enumerate(self._children, 1):
+            child.send(Load(*pack(parts_of(whole, rank, self.ranks), manifest.version)))
+        load_packed(model, *pack(parts_of(whole, 0, self.ranks), manifest.version))
+        self.wait()
+
+    def explain(self, error: Exception) -> NoReturn:
+        """Raise what a failed collective means: the rank that was lost, where one was; else the error itself."""
+        if self._lost.wait(_GRACE_S):
+            raise RankLostError(self._reason) from error
+        raise error
+
+    def close(self) -> None:
+        """End them. Idempotent."""
+        self._closing = True
+        for child in self._children:
+            child.close(_CLOSE_S)
+        self._children = []
+
+    def _read(self, child: ChildProcess, answers: "queue.SimpleQueue[Obeyed | None]") -> None:
+        try:
+            while not self._closing:
+                for message in child.poll(_POLL_S):
+                    for answer in message:
+                        if isinstance(answer, Failed):
+                            self._lose(f"{child.name} (process {child.pid}): {answer.reason}")
+                        else:
+                            answers.put(answer)
+        except RankLostError as error:
+            self._lose(str(error))
+
+    def _lose(self, reason: str) -> None:
+        if self._closing:
+            return
+        if not self._lost.is_set():
+            self._reason = reason
+            self._lost.set()
+        for answers in self._answers:
+            answers.put(None)
+        threading.Event().wait(_GRACE_S)
+        if not self._closing:
+            print(f"{RankLostError.__name__}: {self._reason}", file=sys.stderr, flush=True)
+            os._exit(1)  # the main thread hangs in a collective, or waits for requests that it cannot compute

@@ -1,0 +1,81 @@
+"""What rank 0 sends its followers, and what they answer. Plain data."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from actors.engine.batch.step.types import Int64Array, StepRows
+from actors.engine.wire import Start
+from models.manifest import WeightsManifest
+
+
+@dataclass(frozen=True, slots=True)
+class RankStart:
+    """First message to a follower."""
+
+    start: Start
+    rank: int
+    ranks: int
+    port: int  # of rank 0's store on this machine
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Run the forward of these rows."""
+
+    rows: StepRows
+
+
+@dataclass(frozen=True, slots=True)
+class CopyBlocks:
+    """KV blocks, int64 [2, N] (from, to)."""
+
+    pairs: Int64Array
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """K/V slots, int64 [2, N] (from, to)."""
+
+    moves: Int64Array
+
+
+@dataclass(frozen=True, slots=True)
+class Resize:
+    """Make room for so many drafted tokens per request and step."""
+
+    max_nodes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """New weights: this rank's parts. Answered."""
+
+    manifest: WeightsManifest
+    buffer: NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class SleepRank:
+    """Release the KV cache's memory. Answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class WakeRank:
+    """Take it back. Answered."""
+
+
+Order = Step | CopyBlocks | Move | Resize | Load | SleepRank | WakeRank
+
+
+@dataclass(frozen=True, slots=True)
+class Obeyed:
+    """The follower is up, or has done what is answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The follower ends; why."""
+
+    reason: str
