@@ -96,7 +96,7 @@ class ClusterOptions(BaseModel, frozen=True, extra="forbid"):
     ] = "embedded"
     gpus_per_worker: Annotated[
         float,
-        Field(ge=0, le=1024, description="GPUs per rollout worker; above 1: tensor parallel (vllm)"),
+        Field(ge=0, le=1024, description="GPUs per rollout worker; above 1: tensor parallel"),
     ] = 1
     gpus_per_learner: Annotated[float, Field(ge=0, le=1024, description="GPUs per learner rank")] = 1
     gpu: Annotated[
@@ -212,6 +212,15 @@ class Config(BaseModel, frozen=True, extra="forbid"):
             key: one.model_copy(update={name: value for name, value in usual.items() if getattr(one, name) is None})
             for key, one in sets.items()
         }
+
+    @property
+    def engine_ranks(self) -> int:
+        """Ranks that each engine's model is spread over: rollout.engine.tensor_parallel, or a worker's GPUs."""
+        engine, cluster = self.rollout.engine, self.cluster
+        if engine.tensor_parallel is not None:
+            return engine.tensor_parallel
+        on_gpus = cluster.layout != "embedded" and engine.device != "cpu"
+        return max(1, int(cluster.gpus_per_worker)) if on_gpus else 1
 
     @property
     def speculation(self) -> SpeculationOptions:

@@ -226,6 +226,27 @@ def require_low_bit(config: ModelConfig, form: LowBitFormat) -> None:
             )
 
 
+MOST_RANKS = 8  # of one engine, on one node
+
+
+def ranks_of(model: ModelConfig) -> tuple[int, ...]:
+    """Numbers of ranks that one engine's model can be spread over (models.tensor_parallel): query heads and inner
+    dimension are shared evenly; heads of keys too, or each is held by several ranks, of whose query heads it is."""
+    heads, keys, inner = model.num_heads, model.num_kv_heads, model.intermediate_size
+    evenly = [n for n in range(1, MOST_RANKS + 1) if not heads % n and not inner % n]
+    return tuple(ranks for ranks in evenly if not keys % ranks or not ranks % keys)
+
+
+def ranks_fault(model: ModelConfig, ranks: int) -> str:
+    """Why the model cannot be spread over so many ranks; "": it can."""
+    if ranks in (fitting := ranks_of(model)):
+        return ""
+    return (
+        f"{ranks} ranks cannot share the model's {model.num_heads} heads, {model.num_kv_heads} of keys, and its "
+        f"intermediate_size of {model.intermediate_size} evenly; {', '.join(map(str, fitting))} can"
+    )
+
+
 def _family(config: Mapping[str, Any]) -> Family:
     architectures = config.get("architectures") or []
     if not architectures:

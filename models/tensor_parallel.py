@@ -19,12 +19,12 @@ from torch import Tensor, nn
 
 from models import ops
 from models.checkpoint import check_tensors, hf_shapes, hf_targets
-from models.config import ModelConfig, ModelConfigError, read_config
+from models.config import ModelConfig, ModelConfigError, ranks_fault, read_config
 from models.directory import SafetensorsDirectory
 from models.transformer import Block, Projection, Transformer
 
-MOST_RANKS = 8
-_ROWS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
+_KEYS = ("k_proj", "v_proj")
+_ROWS = ("q_proj", "gate_proj", "up_proj")
 _COLUMNS = ("o_proj", "down_proj")
 
 
@@ -143,31 +143,20 @@ def part_config(whole: ModelConfig, ranks: int) -> ModelConfig:
     return replace(
         whole,
         num_heads=whole.num_heads // ranks,
-        num_kv_heads=whole.num_kv_heads // ranks,
+        num_kv_heads=max(1, whole.num_kv_heads // ranks),
         intermediate_size=whole.intermediate_size // ranks,
     )
 
 
-def ranks_fault(whole: ModelConfig, ranks: int) -> str:
-    """Why the model cannot be spread over so many ranks; "": it can.
-
-    Heads of keys are never held twice: the rank that holds another's copy saves no memory of its KV cache, which is
-    what ranks are for, and reads as many bytes for each token.
-    """
-    fitting = [n for n in range(1, MOST_RANKS + 1) if not whole.num_kv_heads % n and not whole.intermediate_size % n]
-    if ranks in fitting:
-        return ""
-    return (
-        f"{ranks} ranks cannot share the model's {whole.num_kv_heads} key-value heads and its intermediate_size of "
-        f"{whole.intermediate_size} evenly; {', '.join(map(str, fitting))} can"
-    )
-
-
-def part_of(name: str, tensor: Tensor, rank: int, ranks: int) -> Tensor:
+def part_of(name: str, tensor: Tensor, whole: ModelConfig, rank: int, ranks: int) -> Tensor:
     """What a rank holds of the tensor with this Hugging Face name, a view: rows of q, k, v, gate and up (and of their
-    biases), columns of o and down, the whole of others."""
+    biases), columns of o and down, the whole of others. Where there are more ranks than heads of keys, several have the
+    same rows of k and v."""
     module, _, kind = name.rpartition(".")
     projection = module.rpartition(".")[2]
+    if projection in _KEYS:
+        count = min(ranks, whole.num_kv_heads)
+        return tensor.chunk(count)[rank * count // ranks]
     if projection in _ROWS:
         return tensor.chunk(ranks)[rank]
     if projection in _COLUMNS and kind == "weight":
@@ -175,9 +164,9 @@ def part_of(name: str, tensor: Tensor, rank: int, ranks: int) -> Tensor:
     return tensor
 
 
-def parts_of(tensors: Mapping[str, Tensor], rank: int, ranks: int) -> dict[str, Tensor]:
+def parts_of(tensors: Mapping[str, Tensor], whole: ModelConfig, rank: int, ranks: int) -> dict[str, Tensor]:
     """`part_of` each of a model's tensors, in their order."""
-    return {name: part_of(name, tensor, rank, ranks) for name, tensor in tensors.items()}
+    return {name: part_of(name, tensor, whole, rank, ranks) for name, tensor in tensors.items()}
 
 
 def check_whole(whole: ModelConfig, given: Mapping[str, Tensor]) -> None:
@@ -201,5 +190,5 @@ def load_rank(
     with SafetensorsDirectory(Path(path)) as tensors:
         check_whole(whole, tensors)
         for name, target in hf_targets(model).items():
-            target.copy_(part_of(name, tensors[name], group.rank, group.size))
+            target.copy_(part_of(name, tensors[name], whole, group.rank, group.size))
     return model

@@ -5,14 +5,14 @@ model of time and memory is `policies.roofline`. Nothing here was measured by Pa
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from actors.engine.capabilities import BACKENDS
+from actors.engine.capabilities import capabilities_of
 from config.formats import LowBitFormat
 from config.network import Network
 from config.strategy import PLAIN, Strategy
@@ -35,6 +35,7 @@ from policies.roofline.devices import DEVICES, Device, device_named
 from policies.roofline.kernels import draft_kernels, step_kernels
 from policies.roofline.learning import MFU, NETWORK_BYTES_S, hand_over_s, learner_tokens_s, quantising_s
 from policies.roofline.memory import GIB, MemoryPlan
+from policies.roofline.ranks import gathers_s, part_of_network
 from policies.roofline.timing import DEFAULT, StepTime, step_time, time_of
 from policies.speculation.build import build_policy
 
@@ -86,6 +87,7 @@ class StepReport:
 
     device: str
     device_bytes: int
+    ranks: int  # GPUs of one engine
     quantization: str  # of the engines' matrices
     weight_bytes: int  # of an engine
     steps: tuple[StepRow, ...]
@@ -135,13 +137,14 @@ def step_report(config: Config, device_name: str | None) -> StepReport:
                 learner,
                 device,
                 same_gpu=config.cluster.layout == "colocated",
-                merged_there=learner.adapters is not None and BACKENDS[config.rollout.engine.backend].adapters,
+                merged_there=learner.adapters is not None and capabilities_of(config).adapters,
             ),
             quantising_s=quantising_s(net, learner, device),
         )
     return StepReport(
         device=device.name,
         device_bytes=device.memory_bytes,
+        ranks=config.engine_ranks,
         quantization=config.rollout.quantization,
         weight_bytes=net.weight_bytes,
         steps=tuple(_steps(config, net, device)),
@@ -179,22 +182,37 @@ def _steps(config: Config, net: Network, device: Device) -> Iterator[StepRow]:
         for context in contexts:
             if batch * context > engine.kv_tokens:
                 continue  # so many do not run together
-            plain = step_time(net, device, batch, 1, context)
+            plain, eager = (_pass(config, net, device, batch, 1, context, eager=eager) for eager in (False, True))
             arms = [arm for arm in policy.arms_at(batch) if arm != PLAIN] if policy else []
             yield StepRow(
                 batch=batch,
                 context=context,
                 floor_ms=plain.floor_ms,
                 plain_ms=plain.ms,
-                eager_ms=step_time(net, device, batch, 1, context, eager=True).ms,
+                eager_ms=eager.ms,
                 decides=plain.decides,
                 launches=plain.launches,
                 tokens_s=batch / plain.ms * 1e3,
-                strategies=tuple(_strategy(net, device, batch, context, arm, plain, copy) for arm in arms),
+                strategies=tuple(_strategy(config, net, device, batch, context, arm, plain, copy) for arm in arms),
             )
 
 
+def _pass(
+    config: Config, net: Network, device: Device, batch: int, rows: int, context: int, *, eager: bool = False
+) -> StepTime:
+    """A step of the engine. Over several ranks: of one rank's part, with the collectives; ours has no graphs then."""
+    ranks = config.engine_ranks
+    if ranks == 1:
+        return step_time(net, device, batch, rows, context, eager=eager)
+    eager = eager or config.rollout.engine.backend == "native"
+    time = step_time(part_of_network(net, ranks, tables=False), device, batch, rows, context, eager=eager)
+    waiting_ms = gathers_s(net, ranks, batch * rows, device) * 1e3
+    launches = time.launches + 2 * net.num_layers + 1
+    return replace(time, ms=time.ms + waiting_ms, launch_ms=time.launch_ms + waiting_ms, launches=launches)
+
+
 def _strategy(
+    config: Config,
     net: Network,
     device: Device,
     batch: int,
@@ -205,7 +223,10 @@ def _strategy(
 ) -> StrategyRow:
     draft = time_of(draft_kernels(net, batch, strategy, context, copy), device)
     rows = 1 + strategy.tokens_to_verify
-    verify = time_of(step_kernels(net, batch, rows, context), device)
+    if config.engine_ranks == 1:
+        verify = time_of(step_kernels(net, batch, rows, context), device)
+    else:
+        verify = _pass(config, net, device, batch, rows, context)
     draft_ms = draft.ms - DEFAULT.host_s * 1e3  # the step's host work is counted once
     whole = draft_ms + verify.ms
     return StrategyRow(
@@ -246,7 +267,8 @@ def rendered(report: StepReport) -> RenderableType:
 def _step_table(report: StepReport) -> Table:
     stored = "" if report.quantization == "none" else f" in {report.quantization}"
     weights = f"weights{stored} {report.weight_bytes / GIB:.2f} GiB"
-    table = Table(title=f"One engine step on one {report.device}, predicted; {weights}", title_justify="left")
+    place = f"one {report.device}" if report.ranks == 1 else f"{report.ranks} {report.device}"
+    table = Table(title=f"One engine step on {place}, predicted; {weights}", title_justify="left")
     names = ("requests", "context", "floor ms", "step ms", "of floor", "without graphs", "tokens/s")
     for name in names:
         table.add_column(name, justify="right")

@@ -67,6 +67,9 @@ def device_name(device: str, options: EngineOptions, engine: str = "") -> str:
     """What computes in this process: processor, kernels and threads, or GPU; and the engine, where it is not ours."""
     import torch
 
+    ranks = options.tensor_parallel or 1
+    if ranks > 1:
+        engine = ", ".join(filter(None, (f"{ranks} ranks", engine)))
     if device == "cuda":
         parts = [torch.cuda.get_device_name()]
         if options.backend == "native" and not options.cuda_graphs:

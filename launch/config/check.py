@@ -7,7 +7,7 @@ keys are declared at the key (config.rules); here and in check_*.py are those th
 import re
 from collections.abc import Iterator
 
-from actors.engine.capabilities import BACKENDS, Capabilities
+from actors.engine.capabilities import Capabilities, capabilities_of, engine_name
 from config.tree import Config
 from launch.config.check_data import data_issues, response_limits
 from launch.config.check_lengths import length_issues
@@ -18,6 +18,7 @@ from launch.config.rules import rule_issues
 from policies.roofline.devices import DEVICES, device_named
 
 MISSING_TRAIN = Issue("data.train", "required and missing", remedy="set it, data.sets or data.reasoning_gym")
+_LEAST_GAP = 1e-5  # mean over tokens, float32: ten times what another order of sums gives
 RESERVED_NAMES = ("warm_starts", "calibrations", "reward_functions", "models", "reasoning_gym")
 
 
@@ -32,7 +33,7 @@ def check_values(config: Config, *, training: bool = True) -> list[Issue]:
 
 
 def _engine(c: Config) -> Capabilities:
-    return BACKENDS[c.rollout.engine.backend]
+    return capabilities_of(c)
 
 
 def _run(c: Config) -> Iterator[Issue]:
@@ -135,32 +136,46 @@ def _layout(c: Config) -> Iterator[Issue]:
     if c.cluster.gpu is not None and not embedded and device_named(c.cluster.gpu) is None:
         yield Issue("cluster.gpu", f"{c.cluster.gpu!r} is not known", remedy=f"one of {', '.join(DEVICES)}")
     if c.cluster.weights in ("ipc", "broadcast") and not _engine(c).pieces:
-        message = (
-            f"{c.cluster.weights}, but the {c.rollout.engine.backend} engine loads weights from the object store only"
-        )
+        message = f"{c.cluster.weights}, but the {engine_name(c)} loads weights from the object store only"
         yield Issue("cluster.weights", message, remedy="leave it out")
-    if c.cluster.gpus_per_worker > 1:
-        yield from _tensor_parallel(c)
+    yield from _ranks(c)
     if fault := _address_fault(c.cluster.address):
         yield Issue("cluster.address", fault, remedy="give the GCS address, for example 10.0.0.1:6379, or auto")
     if c.cluster.layout == "colocated":
         yield from _colocated(c)
 
 
-def _tensor_parallel(c: Config) -> Iterator[Issue]:
-    """One engine on several GPUs."""
-    key, gpus, backend = "cluster.gpus_per_worker", c.cluster.gpus_per_worker, c.rollout.engine.backend
-    if c.cluster.layout == "embedded" or c.rollout.engine.device == "cpu":
-        why = "cluster.layout is embedded" if c.cluster.layout == "embedded" else "rollout.engine.device is cpu"
+def _ranks(c: Config) -> Iterator[Issue]:
+    """One engine over several GPUs, or over several processes without."""
+    key, gpus, engine = "cluster.gpus_per_worker", c.cluster.gpus_per_worker, c.rollout.engine
+    own, given, most = "rollout.engine.tensor_parallel", engine.tensor_parallel, _engine(c).most_ranks
+    on_cpu = c.cluster.layout == "embedded" or engine.device == "cpu"
+    why = "cluster.layout is embedded" if c.cluster.layout == "embedded" else "rollout.engine.device is cpu"
+    if gpus > 1 and on_cpu:
         yield Issue(key, f"{gpus:g}, but engines use no GPU: {why}", remedy="leave it out")
-    elif not _engine(c).tensor_parallel:
-        yield Issue(
-            key,
-            f"{gpus:g}, but the {backend} engine uses one GPU",
-            remedy="set it to 1 and raise rollout.workers",
-        )
-    elif gpus != int(gpus):
+    elif gpus > 1 and gpus != int(gpus):
         yield Issue(key, f"{gpus:g}, but an engine on several GPUs uses whole ones", remedy="set it to a whole number")
+    elif given is not None and not on_cpu and given != max(1, gpus):
+        message = f"{given}, but each rank has a GPU of its own, and a worker has {gpus:g} ({key})"
+        yield Issue(own, message, remedy=f"leave it out, or set {key}={given}")
+    if c.engine_ranks == 1:
+        return
+    named = own if given is not None else key
+    if c.engine_ranks > most:
+        message = f"{c.engine_ranks}, but the {engine.backend} engine has {most} ranks at most"
+        yield Issue(named, message, remedy=f"lower it to {most}, and raise rollout.workers")
+    if on_cpu and not _engine(c).ranks_on_cpu:
+        yield Issue(
+            own, f"{given}, but the {engine.backend} engine has ranks on GPUs only: {why}", remedy="leave it out"
+        )
+    limit = c.rollout.max_logprob_gap
+    if limit is not None and limit < _LEAST_GAP:
+        yield Issue(
+            "rollout.max_logprob_gap",
+            f"{limit:g}, but over {c.engine_ranks} ranks an engine adds in another order than the learner: their "
+            "log-probs agree to rounding only",
+            remedy=f"set it to {_LEAST_GAP:g} or more, or leave it out",
+        )
 
 
 def _address_fault(address: str | None) -> str:

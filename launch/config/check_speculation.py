@@ -4,7 +4,7 @@ needs strategies, drafters and what engines can do. docs/systems/README.md has a
 
 from collections.abc import Iterator
 
-from actors.engine.capabilities import BACKENDS, Capabilities
+from actors.engine.capabilities import Capabilities, capabilities_of, engine_name
 from config.catalogue import CATALOGUE, TRAINED, at_hand, weights_path
 from config.formats import FORMATS
 from config.strategy import PLAIN, Strategy
@@ -30,7 +30,7 @@ def speculation_issues(c: Config) -> Iterator[Issue]:
 
 
 def _engine(c: Config) -> Capabilities:
-    return BACKENDS[c.rollout.engine.backend]
+    return capabilities_of(c)
 
 
 def _quantization(c: Config) -> Iterator[Issue]:
@@ -42,7 +42,7 @@ def _quantization(c: Config) -> Iterator[Issue]:
     there, devices = sorted(_engine(c).formats), FORMATS[form].devices
     if form not in there:
         remedy = f"it takes {', '.join(there)}; or set {key}=none" if there else f"set {key}=none"
-        yield Issue(key, f"the {e.backend} engine does not compute in {form}", remedy=remedy)
+        yield Issue(key, f"the {engine_name(c)} does not compute in {form}", remedy=remedy)
     elif _engine(c).learner_network and (device := _engine_device(c)) not in devices:
         others = ", ".join(name for name in there if device in FORMATS[name].devices)
         message = f"{form} is computed on {' and '.join(devices)} only, and engines are on {device}"
@@ -195,6 +195,8 @@ def _self_format(c: Config, strategies: list[Strategy]) -> Iterator[Issue]:
     if form == "none":
         if named:
             yield Issue(key, "is none, but rollout.speculation.strategies names self", remedy="leave one of them out")
+    elif "self" not in _engine(c).drafters:
+        yield Issue(key, f"is set, but the {engine_name(c)} has no self-drafter", remedy="leave it out")
     elif not _engine(c).learner_network:
         message = f"is set, but the {c.rollout.engine.backend} engine drafts with an eight-bit copy always"
         yield Issue(key, message, remedy="leave it out")
@@ -249,7 +251,7 @@ def _ladder(c: Config) -> Iterator[Issue]:
     s = c.rollout.speculation
     if s.mode != "roofline" or s.strategies is not None:
         return
-    lent = c.rollout.engine.backend == "native" and c.rollout.quantization == "none"
+    lent = _engine(c).lends_cache and c.rollout.quantization == "none"
     name = default_ladder(at_hand(c.speculation, cache_lent=lent))[0].drafter
     if name == TRAINED:
         return
@@ -284,7 +286,7 @@ def _networks(c: Config, strategies: list[Strategy]) -> Iterator[Issue]:
     """An engine that is not ours runs one network beside its target."""
     named = {strategy.drafter for strategy in strategies}
     networks = [name for name, entry in CATALOGUE.items() if name in named and entry.is_network]
-    if len(networks) > 1 and not BACKENDS[c.rollout.engine.backend].learner_network:
+    if len(networks) > 1 and not capabilities_of(c).learner_network:
         yield Issue(
             f"{_SPECULATION}.strategies",
             f"{' and '.join(networks)} are networks, and the {c.rollout.engine.backend} engine drafts with one at most",

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from actors.engine.capabilities import BACKENDS
+from actors.engine.capabilities import capabilities_of
 from config.presets import TRUNCATE
 from config.tree import Config
 from launch.config.check_lengths import markers_of
@@ -107,7 +107,7 @@ def settled(config: Config) -> tuple[Config, dict[str, str]]:
 
 def _of_engine(c: Config) -> Iterator[tuple[str, str, Any]]:
     """(where it comes from, key, value), where its capabilities make the schema's default meaningless or impossible."""
-    can, source = BACKENDS[c.rollout.engine.backend], f"{BACKEND}: {c.rollout.engine.backend}"
+    can, source = capabilities_of(c), f"{BACKEND}: {c.rollout.engine.backend}"
     if not can.learner_network:
         yield from ((source, key, value) for key, value in _corrected(c))
     if not can.batch_invariant:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from actors.engine.capabilities import BACKENDS
+from actors.engine.capabilities import capabilities_of
 from actors.engine.vllm.versions import UnsupportedVllmError, check_version
 from config.catalogue import FRESH_WEIGHTS
 from config.formats import FORMATS, LowBitFormat
@@ -25,7 +25,15 @@ from launch.config.check_lora import lora_fit
 from launch.config.hub import download_line
 from launch.config.issues import Issue
 from launch.config.memory import device_of, fitting, misfit
-from models.config import ModelConfig, ModelConfigError, UnsupportedModelError, limits_of, require_low_bit
+from models.config import (
+    ModelConfig,
+    ModelConfigError,
+    UnsupportedModelError,
+    limits_of,
+    ranks_fault,
+    ranks_of,
+    require_low_bit,
+)
 
 WRONG_HEAD = "give a whole EAGLE-3 head of this model, or make a drafter with `paceline warmup-drafter`"
 _KERNEL_FOLDERS = ("/proc", "/sys", "/dev")
@@ -62,7 +70,7 @@ def _model(c: Config) -> Iterator[Issue]:
     try:
         config = _object(file)
         form = FORMATS.get(c.rollout.quantization)
-        if BACKENDS[c.rollout.engine.backend].learner_network or form is not None or config.get("quantization_config"):
+        if capabilities_of(c).learner_network or form is not None or config.get("quantization_config"):
             model = ModelConfig.from_hf(config)
             if form is not None:
                 yield from _dimensions(model, form)
@@ -78,14 +86,7 @@ def _model(c: Config) -> Iterator[Issue]:
         return
     if c.drafter.train or c.model.implementation == "native":
         yield from _of_ours(c, config)
-    gpus = int(c.cluster.gpus_per_worker)
-    if gpus > 1 and limits.heads is not None and limits.heads % gpus:
-        fitting = ", ".join(str(n) for n in range(1, limits.heads + 1) if limits.heads % n == 0)
-        yield Issue(
-            "cluster.gpus_per_worker",
-            f"{gpus} GPUs cannot share the {limits.heads} attention heads of {c.model.path} evenly",
-            remedy=f"set it to one of {fitting}",
-        )
+    yield from _ranks(c, config, limits.heads)
     limit, asked = limits.positions, c.rollout.engine.max_model_tokens
     if asked is not None and limit is not None and asked > limit:
         yield Issue(
@@ -93,6 +94,22 @@ def _model(c: Config) -> Iterator[Issue]:
             f"{asked} is more than the model's own limit of {limit} (max_position_embeddings in {file})",
             remedy=f"set it to {limit} at most, or leave it out",
         )
+
+
+def _ranks(c: Config, config: dict[str, Any], heads: int | None) -> Iterator[Issue]:
+    """What of the model the ranks of an engine cannot share."""
+    ranks, given = c.engine_ranks, c.rollout.engine.tensor_parallel
+    key = "cluster.gpus_per_worker" if given is None else "rollout.engine.tensor_parallel"
+    if ranks == 1:
+        return
+    if capabilities_of(c).learner_network:
+        model = ModelConfig.from_hf(config)
+        if ranks not in (fitting := ranks_of(model)):
+            yield Issue(key, ranks_fault(model, ranks), remedy=f"set it to one of {', '.join(map(str, fitting))}")
+    elif heads is not None and heads % ranks:
+        fits = ", ".join(str(n) for n in range(1, heads + 1) if heads % n == 0)
+        message = f"{ranks} GPUs cannot share the {heads} attention heads of {c.model.path} evenly"
+        yield Issue(key, message, remedy=f"set it to one of {fits}")
 
 
 def _dimensions(model: ModelConfig, form: LowBitFormat, key: str = "rollout.quantization") -> Iterator[Issue]:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from actors.engine.capabilities import capabilities_of
 from config.catalogue import at_hand
 from config.formats import FORMATS, LowBitFormat
 from config.network import Network
@@ -60,7 +61,8 @@ def drafters_of(config: Config) -> tuple[str, ...]:
     """What an engine of this configuration drafts with on a GPU unless strategies name others."""
     rollout = config.rollout
     native = rollout.engine.backend == "native"
-    found = at_hand(config.speculation, cache_lent=native and rollout.quantization == "none")
+    lent = capabilities_of(config).lends_cache and rollout.quantization == "none"
+    found = at_hand(config.speculation, cache_lent=lent)
     if native:
         return found
     named = map(Strategy.parse, config.speculation.strategies or ())  # vLLM makes what is named
@@ -158,7 +160,8 @@ def engine_shape(config: Config, net: Network) -> EngineShape | None:
     reached = {n: list(policy.arms_at(n)) if policy else [] for n in range(1, engine.max_running + 1)}
     plan = bucketed_plan(reached.__getitem__, batch_buckets(engine.max_running))
     verified = [n * (1 + arm.tokens_to_verify) for n, arms in reached.items() for arm in arms]
-    gpus = max(1, int(cluster.gpus_per_worker))
+    gpus = config.engine_ranks
+    own_ranks = gpus > 1 and engine.backend == "native"
     context = min(engine.max_model_tokens or engine.kv_tokens, engine.kv_tokens)
     captured = predict(plan, net, drawing=True, context_tokens=context, shards=gpus)
     drafts = any(arm.drafter == "eagle" for arms in reached.values() for arm in arms)
@@ -168,8 +171,9 @@ def engine_shape(config: Config, net: Network) -> EngineShape | None:
         prefill_tokens=engine.prefill_chunk_tokens,
         most_rows=max([engine.max_running, *verified]),
         gpus=gpus,
+        own_ranks=own_ranks,
         copies=max(1, int(1 / cluster.gpus_per_worker)),
-        captured=captured if engine.cuda_graphs else NOTHING_CAPTURED,
+        captured=captured if engine.cuda_graphs and not own_ranks else NOTHING_CAPTURED,
         drafter=drafts,
         self_copy=self_format(config),
         copy_apart=engine.backend == "vllm",

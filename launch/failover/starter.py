@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from actors.engine.capabilities import BACKENDS
+from actors.engine.capabilities import capabilities_of
 from actors.learner_group import LearnerGroup
 from actors.placement import Placement
 from config.model import ModelOptions
@@ -29,7 +29,7 @@ class LearnerStarter:
             temperature=config.rollout.sampling.temperature,
             seed=config.run.seed,
             quantization=config.rollout.quantization,
-            adapters_only=BACKENDS[config.rollout.engine.backend].adapters,
+            adapters_only=capabilities_of(config).adapters,
             actor_options=self.placement.learner_options,
             start_timeout_s=config.cluster.start_timeout_s,
             context=self.context,

@@ -5,7 +5,7 @@ wrong weights or wrong numerics show here first, long before they show in the re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from actors.engine.capabilities import BACKENDS
+from actors.engine.capabilities import capabilities_of
 from contracts.training import TrainSequence
 from launch.config import Config
 from launch.errors import PacelineError
@@ -34,7 +34,7 @@ class DisagreementError(PacelineError):
 def gap_limit(config: Config) -> float:
     """`rollout.max_logprob_gap`, or the default for the numerics of engine and learner."""
     coarse = "bfloat16" if config.learner.autocast_bf16 else config.model.dtype
-    same = aligned(config) and BACKENDS[config.rollout.engine.backend].learner_network
+    same = aligned(config) and capabilities_of(config).learner_network
     apart = 0.0 if same else LOW_BIT_LIMITS.get(config.rollout.quantization, 0.0)
     return config.rollout.max_logprob_gap or DEFAULT_LIMITS[coarse] + apart
 

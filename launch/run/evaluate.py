@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from actors.engine.capabilities import BACKENDS
+from actors.engine.capabilities import capabilities_of
 from launch.batch import EVAL_EPOCH, Batch, Pick
 from launch.cluster.session import RaySession, ray_session
 from launch.cluster.versions import compared
@@ -47,7 +47,7 @@ def evaluate_masters(job: Job, *, printed: bool = True) -> dict[str, float]:
     metrics = job.evaluations.get(key, {})
     if options.quantization == "none" or not job.held_out or MASTER_REWARD in metrics:
         return metrics
-    if not BACKENDS[options.engine.backend].follows_weights:
+    if not capabilities_of(job.config).follows_weights:
         job.observer.event(
             "evaluated_in_one_precision",
             f"the {options.engine.backend} engine keeps its precision, {options.quantization}; to evaluate in "

@@ -12,7 +12,7 @@ from pathlib import Path
 import ray
 
 from actors.data.mixture import make_order
-from actors.engine.capabilities import BACKENDS
+from actors.engine.capabilities import capabilities_of
 from actors.engine.core import RolloutEngine
 from actors.engine.process import spawn_engine
 from actors.environment_worker import EnvironmentPool
@@ -232,13 +232,19 @@ def announce(context: RunContext, inputs: Inputs, note: str) -> None:
     if config.rollout.lookahead != "off":
         reason = no_lookahead(config)
         event("lookahead", "idle workers sample the next step" if reason is None else f"off: {reason}")
+    if config.engine_ranks > 1:
+        event(
+            "ranks",
+            f"each engine's model is spread over {config.engine_ranks} ranks, whose sums are added in their order: its "
+            "log-probs agree with the learner's to rounding, and another number of ranks samples other tokens",
+        )
     for reason in biases_of(config):
         event("biased", reason)
     if config.rollout.quantization != "none":
         precision = precision_text(config.rollout.quantization, config.learner.quantization, config.model.dtype)
         event("precision", precision)
     if (trained := adapter_parameters(config)) is not None:
-        engine_merges = BACKENDS[config.rollout.engine.backend].adapters
+        engine_merges = capabilities_of(config).adapters
         handed = "are handed over" if engine_merges else "are merged before they are handed over"
         event("lora", f"{trained:,} parameters of adapters are trained and {handed}")
 
@@ -253,7 +259,7 @@ def not_repeatable(config: Config) -> str | None:
     """Why two runs of this configuration, or one that is resumed, need not sample or learn the same; None: they do,
     where model.batch_invariant holds."""
     backend = config.rollout.engine.backend
-    if BACKENDS[backend].batch_invariant:
+    if capabilities_of(config).batch_invariant:
         judges = [term.label for term in config.reward.terms if term.kind == "judge"]
         said = "is an endpoint's, whose replies need not be the same twice: two runs need not learn the same"
         return f"the reward term {judges[0]} {said}" if judges else None
@@ -265,11 +271,13 @@ def not_repeatable(config: Config) -> str | None:
 
 
 def engine_options(config: Config) -> EngineOptions:
-    """rollout.engine with its threads decided: an embedded run's engines share this machine's cores evenly."""
-    engine = config.rollout.engine
+    """rollout.engine with its ranks and their threads decided: the ranks of an embedded run's engines share this
+    machine's cores evenly."""
+    ranks = config.engine_ranks
+    engine = config.rollout.engine.model_copy(update={"tensor_parallel": ranks})
     if engine.threads is not None or config.cluster.layout != "embedded":
         return engine
-    return engine.model_copy(update={"threads": max(1, (os.cpu_count() or 1) // config.rollout.workers.max)})
+    return engine.model_copy(update={"threads": max(1, (os.cpu_count() or 1) // (config.rollout.workers.max * ranks))})
 
 
 def engine_start(

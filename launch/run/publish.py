@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from actors.engine.capabilities import BACKENDS
+from actors.engine.capabilities import capabilities_of, engine_name
 from contracts.handoff import Way
 from launch.config import Config
 from launch.context import RunContext
@@ -35,9 +35,9 @@ class Choice:
 
 def way_of(config: Config) -> Choice:
     """By `cluster.weights`."""
-    cluster, wanted, backend = config.cluster, config.cluster.weights, config.rollout.engine.backend
-    if not BACKENDS[backend].pieces:
-        return Choice(None, f"the {backend} engine takes weights from the object store only")
+    cluster, wanted = config.cluster, config.cluster.weights
+    if not capabilities_of(config).pieces:
+        return Choice(None, f"the {engine_name(config)} takes weights from the object store only")
     if wanted != "auto":
         return Choice(None if wanted == "store" else wanted, f"cluster.weights is {wanted}")
     devices = {"learner.device": config.learner.device, "rollout.engine.device": config.rollout.engine.device}

@@ -48,7 +48,7 @@ def _is_scenarios(text: str) -> bool:
 
 def _tree(config: Config, name: str, given: set[str]) -> tuple[dict[str, Any], list[str]]:
     rollout, cluster, learner = config.rollout, config.cluster, config.learner
-    gpus = max(round(cluster.gpus_per_worker), 1)
+    gpus = config.engine_ranks if cluster.layout != "embedded" else max(round(cluster.gpus_per_worker), 1)
     workers = rollout.workers.max
     per_node = min(max(_NODE // gpus, 1), workers)
     while workers % per_node:

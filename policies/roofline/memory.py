@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from config.formats import LowBitFormat
 from config.network import Network
 from policies.roofline.graphs import NOTHING_CAPTURED, Footprint
+from policies.roofline.ranks import gathered_bytes, part_of_network
 
 MIB, GIB = 1 << 20, 1 << 30
 CONTEXT_BYTES = 600 * MIB  # a process's CUDA context, cuBLAS included; an estimate
@@ -35,6 +36,7 @@ class EngineShape:
     prefill_tokens: int
     most_rows: int  # of a step that verifies or decodes
     gpus: int = 1  # it is spread over so many, evenly
+    own_ranks: bool = False  # by our engine: embedding and head are whole on each, and sums are gathered
     copies: int = 1  # engines that share the GPU
     captured: Footprint = NOTHING_CAPTURED  # its graphs
     drafter: bool = False
@@ -167,6 +169,8 @@ def cache_room(net: Network, device_bytes: int, gpus: int) -> float:
 def _engine_kept(net: Network, engine: EngineShape) -> dict[str, int]:
     """What an engine that sleeps keeps."""
     weights = net.weight_bytes // engine.gpus
+    if engine.own_ranks:
+        weights = part_of_network(net, engine.gpus, tables=True).weight_bytes
     drafter = net.drafter_parameters * net.item_bytes if engine.drafter else 0
     kept = {"engine weights": weights, "drafter weights": drafter, "engine context": CONTEXT_BYTES}
     kept["graphs"] = engine.captured.total_bytes
@@ -187,13 +191,18 @@ def _engine_awake(net: Network, engine: EngineShape) -> dict[str, int]:
     kv_bytes = net.kv_token_bytes + (2 * net.kv_size * net.item_bytes if engine.drafter else 0)
     if engine.copy_apart:
         kv_bytes += net.kv_token_bytes
-    return _times({"KV cache": engine.kv_tokens * kv_bytes // engine.gpus}, engine.copies)
+    shares = min(engine.gpus, net.num_kv_heads)  # beyond, several hold the same heads
+    return _times({"KV cache": engine.kv_tokens * kv_bytes // shares}, engine.copies)
 
 
 def _engine_steps(net: Network, engine: EngineShape) -> dict[str, int]:
     """An eager step: a chunk of prompts beside everything that decodes, and logits of what is drawn."""
     rows = engine.prefill_tokens + engine.max_running
     step = rows * _row_bytes(net) // engine.gpus + engine.most_rows * 4 * net.vocab_size
+    if engine.own_ranks:
+        part = part_of_network(net, engine.gpus, tables=True)
+        step = rows * _row_bytes(part) + 2 * engine.most_rows * 4 * net.vocab_size
+        step += gathered_bytes(net, engine.gpus, rows)
     if engine.self_copy is not None:  # one matrix in float32 three times over, while it is rounded
         step = max(step, 3 * 4 * max(outputs * inputs for outputs, inputs in net.matrices))
     sizes = {"engine step": step, "hidden states recorded": engine.recording_bytes}

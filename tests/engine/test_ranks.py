@@ -167,5 +167,5 @@ def test_ranks_end_with_their_engine(model_dir: Path) -> None:
 
 @pytest.mark.long
 def test_a_model_that_ranks_cannot_share_is_said_at_the_start(model_dir: Path) -> None:
-    with pytest.raises(EngineStartError, match="3 ranks cannot share the model's 4 key-value heads"):
+    with pytest.raises(EngineStartError, match="3 ranks cannot share the model's 8 heads"):
         spawned(model_dir, 3)

@@ -50,7 +50,27 @@ TRAINED = ("rollout.workers=2", "drafter.train=true")
         (["reward.terms.0={kind: code, fallback: gsm8k}"], "reward.terms.0.fallback"),
         (["reward.terms.0={kind: math, memory_mb: 64}"], "reward.terms.0.memory_mb"),
         (["rollout.sampling.temperature=0"], "rollout.sampling.temperature"),
-        (["cluster.layout=disaggregated", "cluster.gpus_per_worker=8"], "cluster.gpus_per_worker"),
+        (["cluster.layout=disaggregated", "cluster.gpus_per_worker=16"], "cluster.gpus_per_worker"),
+        (
+            ["cluster.layout=disaggregated", "cluster.gpus_per_worker=2", "rollout.engine.tensor_parallel=4"],
+            "rollout.engine.tensor_parallel",
+        ),
+        (["rollout.engine.tensor_parallel=9"], "rollout.engine.tensor_parallel"),
+        ([VLLM, "rollout.engine.tensor_parallel=2"], "rollout.engine.tensor_parallel"),  # without GPUs
+        (["rollout.engine.tensor_parallel=2", "rollout.quantization=w8a8"], "rollout.quantization"),
+        (
+            ["rollout.engine.tensor_parallel=2", "rollout.speculation.self.format=w8a8"],
+            "rollout.speculation.self.format",
+        ),
+        (
+            ["rollout.engine.tensor_parallel=2", "rollout.speculation={mode: fixed, strategies: [self:4]}"],
+            "rollout.speculation.strategies",
+        ),
+        (["rollout.engine.tensor_parallel=2", "rollout.max_logprob_gap=1e-8"], "rollout.max_logprob_gap"),
+        (
+            ["cluster.layout=disaggregated", "cluster.gpus_per_worker=2", "cluster.weights=broadcast"],
+            "cluster.weights",
+        ),
         (["cluster.gpus_per_worker=2"], "cluster.gpus_per_worker"),
         (["rollout.engine.backend=vllm", "cluster.weights=ipc"], "cluster.weights"),
         ([*VLLM_ON_GPUS, "cluster.gpus_per_worker=1.5"], "cluster.gpus_per_worker"),
@@ -199,6 +219,10 @@ def test_contradictions(write_config: Write, overrides: list[str], key: str) -> 
         [VLLM, "eval.sets=[{name: a, path: e, top_k: 20, top_p: 0.9}]"],  # of an evaluation nothing is learned
         ["cluster.layout=disaggregated", "cluster.rollout_resource=spot", "learner.device=cuda"],
         [*VLLM_ON_GPUS, "cluster.gpus_per_worker=8"],
+        [*VLLM_ON_GPUS, "cluster.gpus_per_worker=8", "rollout.engine.tensor_parallel=8"],
+        ["cluster.layout=disaggregated", "cluster.gpus_per_worker=8"],
+        ["rollout.engine.tensor_parallel=4", "model.batch_invariant=true", "rollout.max_logprob_gap=1e-4"],
+        ["rollout.engine.tensor_parallel=2", "rollout.speculation={mode: fixed, strategies: ['suffix:4x2/8']}"],
         ["rollout.engine.backend=vllm", "cluster.layout=colocated", "cluster.gpus_per_worker=2", "learner.ranks=2"],
         ["cluster.layout=disaggregated", "cluster.gpus_per_worker=0.5"],
         ["model.batch_invariant=true"],  # embedded shows its actors no GPU

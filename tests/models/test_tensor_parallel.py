@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from models.checkpoint import hf_state_dict, hf_targets, init_model, load_model, save_model
-from models.config import ModelConfig, ModelConfigError
+from models.config import ModelConfig, ModelConfigError, ranks_fault
 from models.packed import PackedContext
 from models.tensor_parallel import (
     RankGroup,
@@ -12,7 +12,6 @@ from models.tensor_parallel import (
     load_rank,
     part_config,
     part_of,
-    ranks_fault,
     sum_in_order,
 )
 from models.transformer import Transformer
@@ -23,7 +22,9 @@ LENGTHS = (9, 1, 17)
 
 
 def saved(directory: Path, family: str, dtype: torch.dtype = torch.float32, **changes: object) -> Path:
-    config = write_config(directory / "config", family, num_attention_heads=8, num_key_value_heads=4, **changes)
+    config = write_config(
+        directory / "config", family, **{"num_attention_heads": 8, "num_key_value_heads": 4} | changes
+    )
     model = init_model(config, 3)
     for parameter in model.parameters():
         if parameter.dim() == 1:  # biases too
@@ -60,6 +61,15 @@ def test_every_rank_has_bitwise_the_reference_with_the_same_sums(
         assert torch.equal(found_hidden, hidden)
         assert torch.equal(found_logits, logits)
     assert torch.allclose(logits.float(), one_rank.float(), atol=1e-4 if dtype is torch.float32 else 0.3)
+
+
+@pytest.mark.parametrize("ranks", [2, 8])
+def test_ranks_beyond_the_heads_of_keys_hold_the_same_ones(tmp_path: Path, ranks: int) -> None:
+    path = saved(tmp_path, "qwen2", num_key_value_heads=1)
+    with torch.inference_mode():
+        expected = forward(summed_in_parts(load_model(path), ranks))[1]
+    found = on_ranks(ranks, lambda group: forward(load_rank(path, group))[1])
+    assert all(torch.equal(logits, expected) for logits in found)
 
 
 def test_another_number_of_ranks_is_another_rounding(tmp_path: Path) -> None:
@@ -103,7 +113,7 @@ def test_a_vocabulary_that_ranks_do_not_divide(tmp_path: Path) -> None:
 def test_parts_together_are_the_whole(tmp_path: Path, family: str) -> None:
     model = load_model(saved(tmp_path, family))
     for name, whole in hf_state_dict(model).items():
-        parts = [part_of(name, whole, rank, 4) for rank in range(4)]
+        parts = [part_of(name, whole, model.config, rank, 4) for rank in range(4)]
         if torch.equal(parts[0], whole):
             assert all(torch.equal(part, whole) for part in parts)
             continue
@@ -113,11 +123,12 @@ def test_parts_together_are_the_whole(tmp_path: Path, family: str) -> None:
 
 def test_a_rank_holds_its_part_alone(tmp_path: Path) -> None:
     path = saved(tmp_path, "qwen2")
-    whole = hf_state_dict(load_model(path))
+    model = load_model(path)
+    whole, config = hf_state_dict(model), model.config
 
     def work(group: RankGroup) -> bool:
         targets = hf_targets(load_rank(path, group))
-        return all(torch.equal(targets[name], part_of(name, whole[name], group.rank, 2)) for name in whole)
+        return all(torch.equal(targets[name], part_of(name, whole[name], config, group.rank, 2)) for name in whole)
 
     assert on_ranks(2, work) == [True, True]
 
@@ -143,10 +154,10 @@ def test_ranks_that_do_not_divide_the_model_are_refused(tmp_path: Path) -> None:
         }
     )
     assert ranks_fault(config, 2) == ""
-    assert "2 key-value heads" in ranks_fault(config, 4)
-    assert "1, 2 can" in ranks_fault(config, 4)
-    with pytest.raises(ModelConfigError, match="4 ranks cannot share"):
-        part_config(config, 4)
+    assert "8 heads, 2 of keys" in ranks_fault(config, 3)
+    assert "1, 2, 4, 8 can" in ranks_fault(config, 3)
+    with pytest.raises(ModelConfigError, match="3 ranks cannot share"):
+        part_config(config, 3)
 
 
 def test_a_part_is_not_taken_for_a_transformer(tmp_path: Path) -> None:

@@ -71,7 +71,9 @@ def build(start: Start) -> NativeEngine:
         recording_bytes=start.recording_bytes,
         recorded_layers=start.recorded_layers,
         news=None if policy is None else news,
-        adapter_base=None if start.lora is None else AdapterBase(start.model.path, start.lora, dtype),
+        adapter_base=None
+        if start.lora is None or followers is not None
+        else AdapterBase(start.model.path, start.lora, dtype),
         pacer=None if start.pace is None else Pacer(start.pace, "engine"),
         followers=followers,
     )
@@ -88,8 +90,6 @@ def _require_whole_weights(start: Start) -> None:
             f"{key} does not go with rollout.quantization={start.quantization}: each rank would round its own part of "
             "the activations, which no learner mirrors; set one of them to its default"
         )
-    if start.lora is not None:
-        raise ValueError(f"{key}: the ranks merge no adapters; the learner has to hand over merged weights")
     named = [Strategy.parse(text).drafter for text in start.speculation.strategies or ()]
     if start.speculation.mode != "off" and "self" in named:
         raise ValueError(

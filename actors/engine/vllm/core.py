@@ -36,7 +36,8 @@ def build(start: Start) -> VllmEngine:
     device = choose_device(options.device, "rollout.engine.device")
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    ranks = torch.cuda.device_count() if device == "cuda" else 1  # this process sees its engine's GPUs alone
+    most = torch.cuda.device_count() if device == "cuda" else 1
+    ranks = start.options.tensor_parallel or most  # this process sees its engine's GPUs alone
     names = wanted_drafters(speculation)
     network = _network(names)
     costs, news = calibrated(start, device, f"vllm {installed.version}")

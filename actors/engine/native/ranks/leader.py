@@ -90,8 +90,8 @@ class Followers:
         whole = dict(unpack(manifest, buffer))
         check_whole(model.whole, whole)
         for rank, child in enumerate(self._children, 1):
-            child.send(Load(*pack(parts_of(whole, rank, self.ranks), manifest.version)))
-        load_packed(model, *pack(parts_of(whole, 0, self.ranks), manifest.version))
+            child.send(Load(*pack(parts_of(whole, model.whole, rank, self.ranks), manifest.version)))
+        load_packed(model, *pack(parts_of(whole, model.whole, 0, self.ranks), manifest.version))
         self.wait()
 
     def explain(self, error: Exception) -> NoReturn:
