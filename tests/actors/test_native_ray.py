@@ -18,10 +18,11 @@ from config.rollout import EngineOptions, RolloutOptions
 from config.speculation import SpeculationOptions
 from contracts.rollout import Request, Rollout
 from launch.dispatch import DispatchStats, spawner
-from models.checkpoint import hf_state_dict, save_model
+from models.checkpoint import hf_state_dict, load_model, save_model
 from models.weights import pack
 from tests.actors.statuses import statuses
-from tests.engine.support import make_requests, tiny_model
+from tests.engine.support import engine, make_requests, run, tiny_model
+from tests.models.ranks import summed_in_parts
 
 pytestmark = pytest.mark.ray
 
@@ -36,8 +37,10 @@ def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def workers(n: int, model_dir: Path, speculation: SpeculationOptions = NO_SPECULATION) -> Iterator[DispatcherAlone]:
-    spawn = partial(spawn_engine, ModelOptions(path=str(model_dir)), ENGINE, speculation=speculation)
+def workers(
+    n: int, model_dir: Path, speculation: SpeculationOptions = NO_SPECULATION, options: EngineOptions = ENGINE
+) -> Iterator[DispatcherAlone]:
+    spawn = partial(spawn_engine, ModelOptions(path=str(model_dir)), options, speculation=speculation)
     dispatcher = DispatcherAlone(
         spawner(lambda name: partial(spawn, name=name)), RolloutOptions(workers=n, engine=ENGINE)
     )
@@ -105,6 +108,27 @@ def test_sigkill_of_an_engine_and_of_an_actor_changes_no_token(model_dir: Path, 
             assert answers(done) == undisturbed
             assert (stats.lost_workers, stats.failed) == (1, ())
             assert stats.reissued >= 1
+
+
+def test_sigkill_of_one_rank_of_an_engine_changes_no_token(model_dir: Path, ray_head: str) -> None:
+    """Its worker's requests are replayed by the other, and tokens are those of one process with the same sums."""
+    core = engine(summed_in_parts(load_model(model_dir), 2), max_running=6, kv_tokens=2048)
+    expected = answers(list(run(core, asked()).values()))
+    two_ranks = ENGINE.model_copy(update={"tensor_parallel": 2})
+    with workers(2, model_dir, options=two_ranks) as dispatcher:
+        [first, _] = [child_pids(status.pid)[0] for status in statuses(dispatcher).values()]
+        [rank] = child_pids(first)
+        done: list[Rollout] = []
+
+        def on_finished(rollout: Rollout) -> None:
+            done.append(rollout)
+            if len(done) == 3:
+                os.kill(rank, signal.SIGKILL)
+
+        stats: DispatchStats = dispatcher.run(asked(), on_finished)
+        assert answers(done) == expected
+        assert (stats.lost_workers, stats.failed) == (1, ())
+        assert stats.reissued >= 1
 
 
 @pytest.mark.long

@@ -15,18 +15,21 @@ from torch.utils._pytree import tree_leaves
 from actors.engine.batch.step.types import StepRows
 from actors.engine.native.forward.context import KVCache
 from actors.engine.native.forward.decoder import DecoderForward
-from actors.engine.native.forward.device_steps import DeviceSteps
+from actors.engine.native.forward.device_steps import DeviceSteps, _Reference
 from actors.engine.native.forward.layout import RESERVED_BLOCKS, DeviceStep, StepLayout, StepShape
+from models.checkpoint import save_model
 from models.config import ModelConfig
 from models.ops.triton import LAUNCHES
 from models.packed import PackedContext
 from models.staging import Upload
+from models.tensor_parallel import RankGroup, load_rank
 from models.transformer import Transformer
 from tests.engine.support import (
     FAMILIES,
     hf_config,
     tiny_model,
 )
+from tests.models.ranks import on_ranks
 
 SIZE, BLOCKS = 8, 40
 TRASH = BLOCKS * SIZE
@@ -175,6 +178,25 @@ def test_rows_of_nobody_change_no_bit_of_a_real_row(tmp_path: Path, family: str,
     for spare in ({"requests": 1}, {"rows": 5}, {"requests": 4, "rows": 9, "blocks": 3, "mask": 2}):
         for found, value in zip(computed(shape_of(step, **spare)), expected, strict=True):
             assert torch.equal(found, value), spare
+
+
+def test_the_forward_by_kernels_of_a_rank_is_its_models(tmp_path: Path) -> None:
+    """Sums over ranks included: on every rank, to the bit."""
+    save_model(tiny_model(tmp_path), tmp_path / "hf")
+    step = a_step([4, 2, 1], [0, 0, 0], 3)
+
+    def work(group: RankGroup) -> tuple[torch.Tensor, torch.Tensor]:
+        model = load_rank(tmp_path / "hf", group)
+        assert DecoderForward.supports(model)
+        hidden = []
+        for forward in (DecoderForward(model), _Reference(model, ())):
+            cache = KVCache(model.config, BLOCKS + RESERVED_BLOCKS, SIZE, torch.float32, "cpu")
+            hidden.append(forward(on_device(step, shape_of(step))[0], cache)[1])
+        return hidden[0], hidden[1]
+
+    (first, expected), (second, _) = on_ranks(2, work)
+    assert torch.equal(first, second)
+    assert torch.allclose(first, expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -14,7 +14,7 @@ from actors.engine.core import RolloutEngine
 from actors.engine.process import EngineStartError, spawn_engine
 from config.model import ModelOptions
 from config.rollout import EngineOptions
-from config.speculation import SpeculationOptions
+from config.speculation import EagleOptions, SpeculationOptions
 from contracts.engine import Abort, Sleep, Submit, UpdateWeights, Wake
 from contracts.rollout import EngineIdle, FinishReason, Progress, Rollout, Slept, WeightsLoaded
 from models import weights
@@ -121,10 +121,11 @@ def test_an_aborted_request_keeps_what_it_has_and_can_go_on(two: RolloutEngine, 
     assert aborted.logprobs.tobytes() == expected.logprobs[:count].tobytes()
 
 
-@pytest.mark.parametrize("strategy", ["suffix:6x2/8", pytest.param("ngram:3", marks=pytest.mark.long)])
+@pytest.mark.parametrize("strategy", ["suffix:6x2/8", pytest.param("ngram:3", marks=pytest.mark.long), "eagle:2x2/4"])
 def test_drafts_change_no_token(model_dir: Path, strategy: str) -> None:
-    """Trees too, whose accepted nodes every rank moves."""
-    many = spawned(model_dir, speculation=SpeculationOptions(mode="fixed", strategies=(strategy,)))
+    """Trees too, whose accepted nodes every rank moves. EAGLE drafts on rank 0, which has embedding and head whole."""
+    options = SpeculationOptions(mode="fixed", strategies=(strategy,), eagle=EagleOptions(path="random"))
+    many = spawned(model_dir, speculation=options)
     try:
         assert_same(drawn(many), reference(model_dir))
         assert_same(drawn(many), reference(model_dir))  # of what the drafters have seen
