@@ -15,6 +15,7 @@ from tests.launch.test_memory import EXAMPLES, write_model
 
 SYSTEMS = sorted((EXAMPLES / "systems").glob("*.yaml"))
 LARGE = EXAMPLES / "cluster/qwen2.5-32b-8x8xh100.yaml"
+RANKS = EXAMPLES / "cluster/qwen2.5-32b-tp4.yaml"
 
 
 def loaded(name: str) -> Config:
@@ -115,3 +116,30 @@ def test_the_32b_clusters_comment_says_what_plan_step_predicts(plan: StepReport)
         f"8,192 x {steps[1, 8192].plain_ms:.1f} ms = {8192 * round(steps[1, 8192].plain_ms, 1) / 1000:.0f} s",
     ):
         assert expected in text, re.sub(r"\s+", " ", expected)
+
+
+def test_engines_of_four_ranks_are_what_their_file_says(tmp_path: Path) -> None:
+    """They fit, they need all 64 GPUs, and they decode faster than one rank could."""
+    model = write_model(tmp_path / "32b", "32b")
+    config = load_config(RANKS, [f"model.path={model}"]).config
+    report = step_report(config, None)
+    assert report.misfit is None
+    assert report.ranks == config.engine_ranks == 4
+    assert config.learner.ranks + 4 * config.rollout.workers.max == 8 * 8
+    text = " ".join(line.strip("# ") for line in RANKS.read_text(encoding="utf-8").splitlines() if line.startswith("#"))
+    steps = {(row.batch, row.context): row for row in report.steps}
+    gib = {memory.place: memory.worst.total_bytes / 2**30 for memory in report.memory}
+    assert report.learner is not None
+    for expected in (
+        f"of 128 requests x 1,024 tokens takes {steps[128, 1024].plain_ms:.1f} ms "
+        f"({steps[128, 1024].tokens_s:,.0f} tokens/s)",
+        f"of 8 requests x 8,192 tokens {steps[8, 8192].plain_ms:.1f} ms",
+        f"of 1 request x 8,192 tokens {steps[1, 8192].plain_ms:.1f} ms",
+        f"at most {gib['rollout']:.1f} GiB of {report.device_bytes / 2**30:.1f} full, a learner's {gib['learner']:.1f}",
+        f"take {report.learner.hand_over_s['object store']:.1f} s through the object store",
+        f"{steps[1, 8192].launches} launches",
+    ):
+        assert expected in text, expected
+    one = [f"model.path={model}", "cluster.gpus_per_worker=1", "rollout.engine.kv_tokens=9216"]
+    alone = {(row.batch, row.context): row for row in step_report(load_config(RANKS, one).config, None).steps}
+    assert steps[1, 8192].plain_ms < alone[1, 8192].plain_ms / 1.5

@@ -9,8 +9,10 @@ from torch import Tensor
 
 from config.formats import FORMATS
 from config.network import Network
+from models.checkpoint import parameter_count
 from models.config import ModelConfig
 from models.low_bit_copy import copy_bytes, low_bit_copy
+from models.tensor_parallel import part_config
 from models.transformer import Transformer
 from policies.roofline.devices import DEVICES, device_named
 from policies.roofline.memory import (
@@ -205,3 +207,18 @@ def test_a_self_drafters_copy_is_as_large_as_the_engines(name: str, quantization
     assert with_copy.total_bytes >= without.total_bytes + copy_bytes(copy)
     apart = plan_rollout(net, replace(engine, copy_apart=True), None).phases[0]
     assert apart.items["KV cache"] > 1.5 * with_copy.items["KV cache"], "vLLM's copy has K/V of its own"
+
+
+def test_a_rank_of_our_engine_holds_its_part_and_the_tables_whole() -> None:
+    """Bytes of the weights: those of the very tensors that a rank has (models.tensor_parallel)."""
+    net = SEVEN
+    config = meta_model(net, net.num_layers).config
+    part = Transformer(part_config(config, 4), dtype=torch.bfloat16, device="meta")
+    engine = replace(ENGINE, gpus=4, own_ranks=True)
+    items = plan_rollout(net, engine, None).phases[0].items
+    assert items["engine weights"] == 2 * parameter_count(part)
+    tables = 2 * net.embedding_parameters * net.item_bytes
+    assert items["engine weights"] > net.weight_bytes // 4 + tables // 2
+    eight = plan_rollout(net, replace(engine, gpus=8), None).phases[0].items
+    assert net.num_kv_heads == 4
+    assert eight["KV cache"] == items["KV cache"], "beyond four ranks, heads of keys are held twice"

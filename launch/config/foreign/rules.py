@@ -72,12 +72,8 @@ def limit(value: Any, _: Written) -> str:
     return put(("data.limit", value)) if isinstance(value, int) and value > 0 else f"{LEFT}: all records are used"
 
 
-def parallel(value: Any, written: Written) -> str:
-    """Only stock vLLM has more than one GPU for an engine."""
-    name = written.get("rollout.name", written.get("rollout.engine.backend"))
-    if value == 1 or name in ("vllm", None):
-        return put(("cluster.gpus_per_worker", value))
-    return "cluster.gpus_per_worker, above 1 with rollout.engine.backend=vllm only"
+def parallel(value: Any, _: Written) -> str:
+    return put(("cluster.gpus_per_worker", value))
 
 
 # The objective.
