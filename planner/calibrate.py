@@ -48,11 +48,16 @@ def calibrate(
 ) -> CalibrationReport:
     """Measure, and replace what was known of this model, precision and device in `out` (default: the runs' folder).
 
-    Raises UsageError for an engine that is not ours, and what keeps such an engine from starting.
+    Raises UsageError for an engine that is not ours or has several ranks, and what keeps such an engine from starting.
     """
     if config.rollout.engine.backend != "native":
         raise UsageError(
             f"rollout.engine.backend is {config.rollout.engine.backend}: its engines measure their passes in passing",
+            remedy="just train: what they learn is kept for the next run (docs/howto/calibrate.md)",
+        )
+    if config.engine_ranks > 1:
+        raise UsageError(
+            f"engines of this configuration have {config.engine_ranks} ranks, and one process measures one",
             remedy="just train: what they learn is kept for the next run (docs/howto/calibrate.md)",
         )
     contexts = measured_contexts(config)

@@ -218,7 +218,7 @@ def _lines(terminal: bool) -> Iterator[str]:
 
 
 def _engine_options(config: Config) -> EngineOptions:
-    """The run's, for one request at a time on all cores."""
+    """The run's, for one request at a time, in one process on all cores."""
     options = config.rollout.engine
     most = options.max_model_tokens or limits_of(read_config(config.model.path)).positions or options.kv_tokens
     whole = -(-most // options.block_tokens) * options.block_tokens
@@ -226,6 +226,7 @@ def _engine_options(config: Config) -> EngineOptions:
         update={
             "backend": "native",
             "threads": None,
+            "tensor_parallel": None,
             "max_running": 1,
             "kv_tokens": min(whole, options.kv_tokens),
             "cuda_graphs": False,

@@ -84,6 +84,9 @@ def refusals(config: Config) -> Iterator[Issue]:
     if config.learner.ranks != 1:
         message = f"{config.learner.ranks}, but a run in one process is one rank"
         yield Issue("learner.ranks", message, remedy="set it to 1, or leave backend='local' out")
+    if config.engine_ranks > 1:
+        key, message = "rollout.engine.tensor_parallel", f"{config.engine_ranks}, but one process is one rank"
+        yield Issue(key, message, remedy="leave it out, or leave backend='local' out")
     threads = config.learner.threads_of(1)
     if config.rollout.engine.threads not in (None, threads):
         message = f"{config.rollout.engine.threads}, but the learner has {threads} in the same process"

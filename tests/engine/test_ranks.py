@@ -11,16 +11,21 @@ import psutil
 import pytest
 
 from actors.engine.core import RolloutEngine
+from actors.engine.native.ranks.join import device_environment
 from actors.engine.process import EngineStartError, spawn_engine
 from config.model import ModelOptions
 from config.rollout import EngineOptions
 from config.speculation import EagleOptions, SpeculationOptions
 from contracts.engine import Abort, Sleep, Submit, UpdateWeights, Wake
 from contracts.rollout import EngineIdle, FinishReason, Progress, Rollout, Slept, WeightsLoaded
+from launch.config import load_config
+from launch.errors import UsageError
 from models import weights
 from models.checkpoint import hf_state_dict, init_model, load_model, save_model
+from planner.calibrate import calibrate
 from tests.engine.support import assert_same, engine, make_requests, rollouts, run, write_config
 from tests.engine.test_process import collect, wait_for_death
+from tests.launch.test_memory import EXAMPLES
 from tests.models.ranks import summed_in_parts
 
 OPTIONS = EngineOptions(
@@ -164,6 +169,23 @@ def test_ranks_end_with_their_engine(model_dir: Path) -> None:
     while follower.is_running() and follower.status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("seen", "expected"),
+    [({}, "2"), ({"CUDA_VISIBLE_DEVICES": "4,5, 6,7"}, "6"), ({"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b,GPU-c"}, "GPU-c")],
+)
+def test_a_rank_sees_its_own_gpu_of_those_of_its_engine(seen: dict[str, str], expected: str) -> None:
+    assert device_environment(2, "cuda", seen) == {"CUDA_VISIBLE_DEVICES": expected}
+    assert device_environment(2, "cpu", seen) == {}
+
+
+def test_calibrate_and_a_start_in_few_bits_say_that_ranks_are_in_the_way(model_dir: Path) -> None:
+    config = load_config(EXAMPLES / "guess_and_check/config.yaml", ["rollout.engine.tensor_parallel=2"]).config
+    with pytest.raises(UsageError, match="2 ranks, and one process measures one"):
+        calibrate(config, None, 1.0, print)
+    with pytest.raises(EngineStartError, match=r"does not go with rollout\.quantization=w8a8"):
+        spawn_engine(ModelOptions(path=str(model_dir)), OPTIONS, quantization="w8a8")
 
 
 @pytest.mark.long

@@ -22,6 +22,7 @@ def test_what_one_process_cannot_do_is_refused_or_said(runs: Runs) -> None:
         return str(caught.value)
 
     assert "learner.ranks: 2, but a run in one process is one rank" in refused("learner.ranks=2")
+    assert "tensor_parallel: 2, but one process is one rank" in refused("rollout.engine.tensor_parallel=2")
     assert "rollout.engine.threads: 1, but the learner has 2" in refused("learner.threads=2")
     assert "writes no checkpoints to resume from" in refused(resume=True)
     with pytest.raises(UsageError, match="backend is 'here'"):

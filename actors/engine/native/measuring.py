@@ -186,11 +186,6 @@ def measure_engine(
 
     Raises what keeps such an engine from starting.
     """
-    if (ranks := options.tensor_parallel or 1) > 1:
-        raise ValueError(
-            f"rollout.engine.tensor_parallel={ranks}: `paceline calibrate` measures engines of one rank only; those "
-            "of several learn what their passes cost while they decode"
-        )
     device = choose_device(options.device, "rollout.engine.device")
     if options.threads is not None:
         torch.set_num_threads(options.threads)
