@@ -7,8 +7,9 @@ of ranks, in float32, and rounded once. So sums do not depend on how a collectiv
 another number of ranks is another rounding. Source: Megatron-LM (arXiv 1909.08053), section 3.
 """
 
+import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from models import ops
 from models.checkpoint import check_tensors, hf_shapes, hf_targets
 from models.config import ModelConfig, ModelConfigError, ranks_fault, read_config
 from models.directory import SafetensorsDirectory
+from models.dtypes import DTYPES
+from models.manifest import TensorSpec
 from models.transformer import Block, Projection, Transformer
 
 _KEYS = ("k_proj", "v_proj")
@@ -49,6 +52,13 @@ class RankGroup:
         except RuntimeError as error:
             raise RankGroupError(f"rank {self.rank} of {self.size}: {error}") from error
         return flat.view(self.size, *part.shape)
+
+    def broadcast(self, tensor: Tensor) -> None:
+        """Rank 0's bytes into every rank's uint8 tensor of that size. Raises RankGroupError."""
+        try:
+            self._group.broadcast(tensor, 0).wait()
+        except RuntimeError as error:
+            raise RankGroupError(f"rank {self.rank} of {self.size}: {error}") from error
 
     def sum(self, part: Tensor) -> Tensor:
         """The ranks' parts added in their order, in float32 at least, rounded to the dtype once: bitwise the same on
@@ -167,6 +177,48 @@ def part_of(name: str, tensor: Tensor, whole: ModelConfig, rank: int, ranks: int
 def parts_of(tensors: Mapping[str, Tensor], whole: ModelConfig, rank: int, ranks: int) -> dict[str, Tensor]:
     """`part_of` each of a model's tensors, in their order."""
     return {name: part_of(name, tensor, whole, rank, ranks) for name, tensor in tensors.items()}
+
+
+class PartScatter:
+    """Pieces of a flat buffer of the whole model into one rank's parts, in place: each tensor is whole for a moment."""
+
+    def __init__(self, specs: Sequence[TensorSpec], model: RankTransformer) -> None:
+        """Raises ValueError for tensors that are not those of the model."""
+        self._model, self._targets = model, hf_targets(model)
+        self._specs = [spec for spec in specs if spec.name in self._targets]
+        if missing := sorted(self._targets.keys() - {spec.name for spec in specs}):
+            raise ValueError(f"{missing[0]} (and {len(missing) - 1} more) does not come")
+        for spec in self._specs:
+            target = self._targets[spec.name]
+            part = self._part(spec, torch.empty(spec.shape, dtype=DTYPES[spec.dtype], device="meta"))
+            if target.dtype != part.dtype or target.shape != part.shape:
+                raise ValueError(f"{spec.name} is {target.dtype} {list(target.shape)} of a rank here, {spec} comes")
+        self._next, self._at = 0, 0
+        self._whole: Tensor | None = None  # of the next tensor, bytes
+
+    def _part(self, spec: TensorSpec, tensor: Tensor) -> Tensor:
+        model = self._model
+        return part_of(spec.name, tensor, model.whole, model.group.rank, model.group.size)
+
+    @torch.no_grad()
+    def take(self, piece: Tensor) -> None:
+        """The next piece, on the model's device. On CUDA it may be written again once the stream has come so far."""
+        start, self._at = self._at, self._at + piece.numel()
+        while self._next < len(self._specs):
+            spec = self._specs[self._next]
+            dtype = DTYPES[spec.dtype]
+            begin, size = spec.offset_bytes, math.prod(spec.shape) * dtype.itemsize
+            if begin >= self._at:
+                break
+            if self._whole is None:
+                self._whole = torch.empty(size, dtype=torch.uint8, device=piece.device)
+            low, high = max(begin, start), min(begin + size, self._at)
+            if high > low:
+                self._whole[low - begin : high - begin].copy_(piece[low - start : high - start], non_blocking=True)
+            if begin + size > self._at:
+                break
+            self._targets[spec.name].copy_(self._part(spec, self._whole.view(dtype).view(spec.shape)))
+            self._next, self._whole = self._next + 1, None
 
 
 def check_whole(whole: ModelConfig, given: Mapping[str, Tensor]) -> None:

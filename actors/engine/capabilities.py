@@ -70,13 +70,13 @@ BACKENDS: Mapping[str, Capabilities] = {"native": NATIVE, "vllm": VLLM}  # by ro
 
 def capabilities_of(config: Config) -> Capabilities:
     """What the engines of this configuration can do. Ours over several ranks holds no matrix and no head of keys whole:
-    it neither rounds nor merges weights, takes them from the object store only, and lends no cache."""
+    it neither rounds nor merges weights, and lends no cache."""
     backend = config.rollout.engine.backend
     can = BACKENDS[backend]
     if backend != "native" or config.engine_ranks == 1:
         return can
     drafters = frozenset(name for name in can.drafters if name not in CATALOGUE or not CATALOGUE[name].shares_cache)
-    return replace(can, drafters=drafters, formats=(), adapters=False, pieces=False, lends_cache=False)
+    return replace(can, drafters=drafters, formats=(), adapters=False, lends_cache=False)
 
 
 def engine_name(config: Config) -> str:

@@ -4,7 +4,7 @@ it got; what an engine does that holds half of them is the engine's."""
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -17,6 +17,13 @@ from contracts.handoff import HandOffError, Offer, Received
 from models.pieces import PieceSums, Scatter
 
 _PATIENCE = 6  # times the learner's, who may be waiting for another engine, or for a group to form
+
+
+class PieceSink(Protocol):
+    """What pieces go into: tensors (models.pieces.Scatter), or the ranks of an engine."""
+
+    def take(self, piece: Tensor) -> None:
+        """The next piece, uint8."""
 
 
 class Receiver:
@@ -32,19 +39,23 @@ class Receiver:
     def receive(self, offer: Offer, targets: Mapping[str, Tensor]) -> Received:
         """Fill `targets`, by the names of the offer, in place. Raises HandOffError, which says whether it has begun to;
         before that names, shapes and dtypes are compared."""
-        if offer.store != self._store:  # at first, and when the learner is another one
-            self._group.leave()  # whose names may come again
-            self._client = connect(offer.store)
-            self._store = offer.store
-        board = Board(self._client, offer.name, offer.limit_s)
         try:
             if missing := sorted(targets.keys() - {spec.name for spec in offer.tensors}):
                 raise ValueError(f"{missing[0]} (and {len(missing) - 1} more) does not come")
             scatter = Scatter(offer.tensors, targets)
         except (KeyError, ValueError) as error:
-            reason = f"the engine's tensors are others: {error}"
-            board.say(f"here/{offer.receiver}", {"refuses": reason})
-            raise HandOffError(reason) from error
+            raise self.refused(offer, error) from error
+        return self.receive_into(offer, scatter)
+
+    def refused(self, offer: Offer, error: Exception) -> HandOffError:
+        """Say that the engine's tensors are others, and what to raise."""
+        reason = f"the engine's tensors are others: {error}"
+        self._board(offer).say(f"here/{offer.receiver}", {"refuses": reason})
+        return HandOffError(reason)
+
+    def receive_into(self, offer: Offer, sink: PieceSink) -> Received:
+        """Give `sink` every piece. Raises HandOffError, which says whether it has begun to."""
+        board = self._board(offer)
         here = {"token": self._token, "place": place_of(self._device), "device": self._device.type}
         board.say(f"here/{offer.receiver}", here)
         board.wait(["plan"], "the learner's plan", COME_S + _PATIENCE * PATIENCE_S)
@@ -63,7 +74,7 @@ class Receiver:
             for piece in pieces:
                 began = True
                 sums.add(piece)
-                scatter.take(piece)
+                sink.take(piece)
             board.wait(["sum"], "the learner's checksum", _PATIENCE * PATIENCE_S, self._excuse(board, offer))
             checksum, sent = sums.value(), int(board.read("sum"), 16)
             if checksum != sent:
@@ -74,6 +85,13 @@ class Receiver:
             self._group.leave()
             raise HandOffError(str(error), began=began) from error
         return Received(checksum, way)
+
+    def _board(self, offer: Offer) -> Board:
+        if offer.store != self._store:  # at first, and when the learner is another one
+            self._group.leave()  # whose names may come again
+            self._client = connect(offer.store)
+            self._store = offer.store
+        return Board(self._client, offer.name, offer.limit_s)
 
     def _shared(self, board: Board, offer: Offer, plan: dict[str, Any], count: int) -> Iterator[Tensor]:
         rank, excuse = plan["ranks"][offer.receiver], self._excuse(board, offer)

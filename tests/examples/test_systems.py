@@ -136,7 +136,7 @@ def test_engines_of_four_ranks_are_what_their_file_says(tmp_path: Path) -> None:
         f"of 8 requests x 8,192 tokens {steps[8, 8192].plain_ms:.1f} ms",
         f"of 1 request x 8,192 tokens {steps[1, 8192].plain_ms:.1f} ms",
         f"at most {gib['rollout']:.1f} GiB of {report.device_bytes / 2**30:.1f} full, a learner's {gib['learner']:.1f}",
-        f"take {report.learner.hand_over_s['object store']:.1f} s through the object store",
+        f"new weights take {report.learner.hand_over_s['direct']:.1f} s",
         f"{steps[1, 8192].launches} launches",
     ):
         assert expected in text, expected

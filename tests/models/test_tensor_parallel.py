@@ -7,6 +7,7 @@ from models.checkpoint import hf_state_dict, hf_targets, init_model, load_model,
 from models.config import ModelConfig, ModelConfigError, ranks_fault
 from models.packed import PackedContext
 from models.tensor_parallel import (
+    PartScatter,
     RankGroup,
     RankTransformer,
     load_rank,
@@ -15,6 +16,7 @@ from models.tensor_parallel import (
     sum_in_order,
 )
 from models.transformer import Transformer
+from models.weights import pack
 from tests.engine.support import FAMILIES, write_config
 from tests.models.ranks import on_ranks, summed_in_parts
 
@@ -131,6 +133,35 @@ def test_a_rank_holds_its_part_alone(tmp_path: Path) -> None:
         return all(torch.equal(targets[name], part_of(name, whole[name], config, group.rank, 2)) for name in whole)
 
     assert on_ranks(2, work) == [True, True]
+
+
+@pytest.mark.parametrize("piece_bytes", [64, 1000, 4096, 10**9])
+@pytest.mark.parametrize(("family", "ranks"), [("llama", 4), ("qwen2", 2), ("qwen3", 8)])
+def test_pieces_of_the_whole_become_a_ranks_parts(tmp_path: Path, family: str, ranks: int, piece_bytes: int) -> None:
+    """Wherever pieces begin and end; bitwise, and nothing is left of what was there."""
+    path = saved(tmp_path, family, torch.bfloat16)
+    whole = load_model(path, dtype=torch.bfloat16)
+    tensors = hf_state_dict(whole)
+    manifest, buffer = pack(tensors, 1)
+    for rank in (0, ranks - 1):
+        part = RankTransformer(whole.config, RankGroup(None, rank, ranks), dtype=torch.bfloat16)
+        for parameter in part.parameters():
+            parameter.data.fill_(torch.nan)
+        scatter = PartScatter(manifest.tensors, part)
+        for start in range(0, len(buffer), piece_bytes):
+            scatter.take(torch.from_numpy(buffer[start : start + piece_bytes]))
+        for name, found in hf_targets(part).items():
+            assert torch.equal(found, part_of(name, tensors[name], whole.config, rank, ranks)), name
+
+
+def test_pieces_of_another_model_are_refused(tmp_path: Path) -> None:
+    whole = load_model(saved(tmp_path, "llama"))
+    manifest, _ = pack(hf_state_dict(whole), 1)
+    part = RankTransformer(whole.config, RankGroup(None, 0, 2), dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match=r"of a rank here"):
+        PartScatter(manifest.tensors, part)
+    with pytest.raises(ValueError, match="does not come"):
+        PartScatter(manifest.tensors[1:], part)
 
 
 def test_sums_are_taken_in_order_and_rounded_once() -> None:

@@ -32,6 +32,7 @@ from actors.engine.native.forward.runner import ModelRunner
 from actors.engine.native.hidden.recent import ComputedStep, HiddenStore
 from actors.engine.native.hidden.recording import SequenceRecorder
 from actors.engine.native.ranks.leader import Followers
+from actors.engine.native.ranks.orders import EndPieces
 from actors.engine.native.schedule.blocks import BlockPool
 from actors.engine.native.schedule.scheduler import Scheduler
 from actors.handoff.receive import Receiver
@@ -39,7 +40,7 @@ from actors.pacing import Pacer
 from config.formats import SCALE_SUFFIX, LowBitFormat, Quantization
 from config.rollout import EngineOptions
 from config.strategy import PLAIN
-from contracts.handoff import HandOffError, Offer
+from contracts.handoff import HandOffError, Offer, Received
 from contracts.rollout import (
     Event,
     Finished,
@@ -236,9 +237,6 @@ class NativeEngine(BatchEngine):
         """See BatchEngine. An engine whose weights are half overwritten has no work until `update_weights` gives it
         whole ones."""
         start_s, begin_s = self._clock(), 0.0 if self._pacer is None else self._pacer.clock()
-        if self._followers is not None:
-            why = "an engine of several ranks takes weights from the object store only"
-            return WeightsLoaded(version=self._version, checksum=0, seconds=0.0, failure=why)
         if self._receiver is None:
             self._receiver = Receiver(next(self._model.parameters()).device)
         try:
@@ -246,6 +244,8 @@ class NativeEngine(BatchEngine):
                 room = room_for(offer.tensors, next(self._model.parameters()).device)
                 received = self._receiver.receive(offer, room)
                 self._merge(room)
+            elif isinstance(self._model, RankTransformer) and self._followers is not None:
+                received = self._receive_parts(self._receiver, offer, self._followers, self._model)
             else:
                 with self._model.storing(self._form_of(offer.tensors)):
                     received = self._receiver.receive(offer, hf_targets(self._model))
@@ -260,6 +260,17 @@ class NativeEngine(BatchEngine):
                 failure=str(error),
             )
         return self._holds(offer.version, received.checksum, start_s, begin_s, received.way)
+
+    def _receive_parts(
+        self, receiver: Receiver, offer: Offer, followers: Followers, model: RankTransformer
+    ) -> Received:
+        try:
+            relay = followers.pieces(model, offer.tensors)
+        except ValueError as error:
+            raise receiver.refused(offer, error) from error
+        received = receiver.receive_into(offer, relay)
+        followers.ask(EndPieces())
+        return received
 
     def _merge(self, adapters: Mapping[str, torch.Tensor]) -> None:
         if self._adapter_base is None:

@@ -11,7 +11,9 @@ from actors.engine.batch.step.build import step_arrays
 from actors.engine.native.forward.runner import ModelRunner
 from actors.engine.native.ranks.join import join_ranks, open_store
 from actors.engine.native.ranks.orders import (
+    BeginPieces,
     CopyBlocks,
+    EndPieces,
     Failed,
     Load,
     Move,
@@ -21,6 +23,7 @@ from actors.engine.native.ranks.orders import (
     Resize,
     SleepRank,
     Step,
+    TakePiece,
     WakeRank,
 )
 from actors.processes.child import hear, run_child
@@ -30,7 +33,7 @@ from drafter.build import history_tokens
 from models.checkpoint import load_packed
 from models.device import choose_device
 from models.dtypes import DTYPES
-from models.tensor_parallel import load_rank
+from models.tensor_parallel import PartScatter, load_rank
 
 
 def main() -> None:
@@ -100,6 +103,15 @@ class Follower:
                 self._runner.resize(max_nodes)
             case Load(manifest, buffer):
                 load_packed(self._model, manifest, buffer)
+                self._runner.weights_changed()
+                return Obeyed()
+            case BeginPieces(tensors):
+                self._scatter = PartScatter(tensors, self._model)
+            case TakePiece(size_bytes):
+                piece = torch.empty(size_bytes, dtype=torch.uint8, device=self._model.head_weight.device)
+                self._model.group.broadcast(piece)
+                self._scatter.take(piece)
+            case EndPieces():
                 self._runner.weights_changed()
                 return Obeyed()
             case SleepRank():

@@ -8,18 +8,20 @@ import os
 import queue
 import sys
 import threading
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from actors.engine.native.ranks.join import device_environment, join_ranks, open_store
-from actors.engine.native.ranks.orders import Failed, Load, Obeyed, Order, RankStart
+from actors.engine.native.ranks.orders import BeginPieces, Failed, Load, Obeyed, Order, RankStart, TakePiece
 from actors.engine.wire import Start
 from actors.processes.parent import ChildProcess
 from models.checkpoint import load_packed
-from models.manifest import WeightsManifest
-from models.tensor_parallel import RankGroup, RankTransformer, check_whole, parts_of
+from models.manifest import TensorSpec, WeightsManifest
+from models.tensor_parallel import PartScatter, RankGroup, RankGroupError, RankTransformer, check_whole, parts_of
 from models.weights import pack, unpack
 
 Bytes = NDArray[np.uint8]
@@ -94,6 +96,10 @@ class Followers:
         load_packed(model, *pack(parts_of(whole, model.whole, 0, self.ranks), manifest.version))
         self.wait()
 
+    def pieces(self, model: RankTransformer, tensors: Sequence[TensorSpec]) -> "RelayedPieces":
+        """What takes new weights piece by piece. Raises ValueError for those of another model."""
+        return RelayedPieces(self, model, tensors)
+
     def explain(self, error: Exception) -> NoReturn:
         """Raise what a failed collective means: the rank that was lost, where one was; else the error itself."""
         if self._lost.wait(_GRACE_S):
@@ -131,3 +137,22 @@ class Followers:
         if not self._closing:
             print(f"{RankLostError.__name__}: {self._reason}", file=sys.stderr, flush=True)
             os._exit(1)  # the main thread hangs in a collective, or waits for requests that it cannot compute
+
+
+class RelayedPieces:
+    """Rank 0's end of weights that come piece by piece: each rank takes its parts of every piece."""
+
+    def __init__(self, followers: Followers, model: RankTransformer, tensors: Sequence[TensorSpec]) -> None:
+        self._followers, self._group, self._device = followers, model.group, model.head_weight.device
+        self._scatter = PartScatter(tensors, model)
+        followers.tell(BeginPieces(tuple(tensors)))
+
+    def take(self, piece: Tensor) -> None:
+        """The next piece, uint8. Raises RankLostError."""
+        piece = piece.to(self._device)
+        self._followers.tell(TakePiece(piece.numel()))
+        try:
+            self._group.broadcast(piece)
+        except RankGroupError as error:
+            self._followers.explain(error)
+        self._scatter.take(piece)

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from actors.engine.batch.step.types import Int64Array, StepRows
 from actors.engine.wire import Start
-from models.manifest import WeightsManifest
+from models.manifest import TensorSpec, WeightsManifest
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,26 @@ class WakeRank:
     """Take it back. Answered."""
 
 
-Order = Step | CopyBlocks | Move | Resize | Load | SleepRank | WakeRank
+@dataclass(frozen=True, slots=True)
+class BeginPieces:
+    """New weights come in pieces of a buffer that these describe."""
+
+    tensors: tuple[TensorSpec, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TakePiece:
+    """The next piece, which rank 0 broadcasts."""
+
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndPieces:
+    """All have come. Answered."""
+
+
+Order = Step | CopyBlocks | Move | Resize | Load | BeginPieces | TakePiece | EndPieces | SleepRank | WakeRank
 
 
 @dataclass(frozen=True, slots=True)
