@@ -41,3 +41,6 @@ class Context:
     def clock(self) -> Callable[[], float]:
         """Monotonic."""
         return self.loop.clock
+
+    def check(self) -> None:
+        """For whoever waits long: raises where the run was asked to stop."""

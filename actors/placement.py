@@ -26,12 +26,15 @@ from ray.util.placement_group import (
 )
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from actors.context import Context
 from actors.group_engine import GroupEngine
 from actors.placement_plan import Bundle, BundleGroup, PlacementError, Plan, Slot, plan
 from config.tree import Config
 
 T = TypeVar("T")
 _NODE_ID = "ray.io/node-id"  # Ray's own label of every node
+_SLICE_S = 1.0  # of waiting for places, before a wish to stop is looked for
+_FIRST_WORD_S, _NEXT_WORD_S = 5.0, 60.0  # of waiting, before what is missing is told, and told again
 _FEW = 16  # groups that Ray is asked about one by one; a list of all of a cluster's costs as much as some more
 _log = logging.getLogger(__name__)
 
@@ -326,29 +329,39 @@ def _free_by_node(avoid: Collection[str] = ()) -> dict[str, tuple[Bundle, Bundle
     }
 
 
-def reserve(plan: Plan, timeout_s: float, avoid: Mapping[str, str] | None = None) -> Placement:
-    """Create the groups and wait until all are there (an autoscaler may be adding nodes). Raises PlacementError.
+def reserve(
+    plan: Plan, timeout_s: float, avoid: Mapping[str, str] | None = None, context: Context | None = None
+) -> Placement:
+    """Create the groups and wait until all are there (an autoscaler may be adding nodes).
 
-    avoid: ids of nodes that are not to be used, and why."""
-    deadline_s = time.monotonic() + timeout_s
-    avoid = avoid or {}
+    avoid: ids of nodes that are not to be used, and why. context: whose observer is told (`waiting`) what is missing
+    after 5 seconds and then every minute, and whose `check` may end the wait with an exception of its own.
+    Raises PlacementError after `timeout_s`."""
+    context, avoid = context or Context(), avoid or {}
+    start_s = told_s = time.monotonic()
+    every_s = _FIRST_WORD_S
     before = ray.available_resources()  # type: ignore[no-untyped-call]
     nodes = _free_by_node(avoid)
     groups = [_create(group, avoid) for group in plan.groups]
     placement = Placement(plan, groups, timeout_s)
     try:
         for wanted, group in zip(plan.groups, groups, strict=True):
-            if not group.wait(max(deadline_s - time.monotonic(), 0.0)):
-                raise _missing(plan, before, timeout_s, avoid, lacking(wanted, nodes))
+            while not group.wait(min(_SLICE_S, max(start_s + timeout_s - time.monotonic(), 0.0))):
+                context.check()
+                now_s = time.monotonic()
+                if now_s >= start_s + timeout_s:
+                    raise _missing(plan, before, timeout_s, avoid, lacking(wanted, nodes))
+                if now_s >= told_s + every_s:
+                    told_s, every_s = now_s, _NEXT_WORD_S
+                    context.observer.event("waiting", _waiting(plan, before, timeout_s, now_s - start_s))
     except BaseException:
         placement.release()
         raise
     return placement
 
 
-def _missing(
-    plan: Plan, available: Mapping[str, float], timeout_s: float, avoid: Mapping[str, str], nodes: str
-) -> PlacementError:
+def _short(plan: Plan, available: Mapping[str, float]) -> tuple[str, str]:
+    """What the cluster as a whole lacks, and each resource that is asked for beside what there is."""
     total = ray.cluster_resources()  # type: ignore[no-untyped-call]
     demand = plan.demand()
     lines = [
@@ -357,24 +370,41 @@ def _missing(
     ]
     short = [name for name, amount in demand.items() if available.get(name, 0) < amount]
     what = f"missing {', '.join(sorted(short))}" if short else "no node is large enough for one bundle or group"
+    return what, "; ".join(lines)
+
+
+def _waiting(plan: Plan, available: Mapping[str, float], timeout_s: float, waited_s: float) -> str:
+    what, lines = _short(plan, available)
+    return (
+        f"the cluster has no room for the workers and the learner yet: {what} ({lines}); for {waited_s:.0f} s, of "
+        f"{timeout_s:g} s at most (cluster.start_timeout_s)"
+    )
+
+
+def _missing(
+    plan: Plan, available: Mapping[str, float], timeout_s: float, avoid: Mapping[str, str], nodes: str
+) -> PlacementError:
+    what, lines = _short(plan, available)
     largest = max((len(g.bundles) for g in plan.groups if g.strategy == "STRICT_PACK"), default=0)
     node = f"; a node with {largest:g} GPUs" if largest else ""
     unused = f"; not used: {'; '.join(avoid.values())}" if avoid else ""
     return PlacementError(
         f"the cluster had no room within {timeout_s:g} s (cluster.start_timeout_s): {what} "
-        f"({'; '.join(lines)}{node}){f'; {nodes}' if nodes.startswith('missing') else ''}{unused}",
+        f"({lines}{node}){f'; {nodes}' if nodes.startswith('missing') else ''}{unused}",
         "add nodes, ask for fewer rollout.workers or learner.ranks, or check cluster.layout and its resources",
     )
 
 
 @contextmanager
-def place(config: Config, avoid: Mapping[str, str] | None = None) -> Iterator[Placement]:
-    """Reserve what the configuration asks for, and give it back at the end. Ray must be initialised. `avoid`: see
-    `reserve`."""
+def place(
+    config: Config, avoid: Mapping[str, str] | None = None, context: Context | None = None
+) -> Iterator[Placement]:
+    """Reserve what the configuration asks for, and give it back at the end. Ray must be initialised. `avoid` and
+    `context`: see `reserve`."""
     cluster = config.cluster
     cpus = float(ray.available_resources().get("CPU", 0.0)) - _cpus_of(avoid or {})  # type: ignore[no-untyped-call]
     wanted = plan(cluster, workers=config.rollout.workers.min, ranks=config.learner.ranks, available_cpus=cpus)
-    placement = reserve(wanted, cluster.start_timeout_s, avoid)
+    placement = reserve(wanted, cluster.start_timeout_s, avoid, context)
     try:
         yield placement
     finally:

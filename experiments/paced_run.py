@@ -20,6 +20,7 @@ One call makes what the journal in --run-dir lacks; `--tables` only writes the r
 """
 
 import json
+import os
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -41,6 +42,7 @@ from policies.roofline.pace import Pace
 
 TASK = "guess_and_check"
 PILOT_STEPS = 2
+LAYOUTS = ("embedded", "disaggregated")
 TALLIES = "paced"  # in a run's folder
 _UNTRAINED = "drafter={train: false}"
 _EAGLE = '["eagle:4", "eagle:2", "eagle:8", "eagle:4x3/12", plain]'
@@ -82,6 +84,7 @@ class Setting:
     context_scale: float
     workers: int
     steps: int
+    layout: str
     extra: tuple[str, ...]
     run_dir: Path
 
@@ -89,7 +92,21 @@ class Setting:
     def key(self) -> str:
         """As the journal has it."""
         numbers = f"share {self.share:g}, scale {self.scale:g}, context {self.context_scale:g}"
-        return f"{self.device} {self.model}, {numbers}, {self.workers} workers, {' '.join(self.extra)}"
+        apart = "" if self.layout == "embedded" else f"{self.layout}, "
+        return f"{self.device} {self.model}, {numbers}, {self.workers} workers, {apart}{' '.join(self.extra)}"
+
+    def places(self) -> tuple[str, ...]:
+        """In the layout, all on this machine: workers and learner take shares of its cores, and no GPUs."""
+        if self.layout == "embedded":
+            return ()
+        share = 0.9 * (os.cpu_count() or 1) / (self.workers + 1)
+        return (
+            f"cluster={{layout: {self.layout}, gpus_per_worker: 0, gpus_per_learner: 0, weights: store, "
+            f"cpus_per_worker: {share:.3f}, cpus_per_learner: {share:.3f}}}",
+            "rollout.engine.device=cpu",
+            "rollout.engine.threads=1",
+            "learner.device=cpu",
+        )
 
     def pace(self, folder: Path, learner_token_s: float) -> Pace:
         return pace_of(
@@ -111,6 +128,7 @@ def configuration(setting: Setting, arm: str, seed: int, warm: Path, name: str) 
         *("warmup=null", f"model.path={warm}", f"run.dir={setting.run_dir}", f"run.name={name}", f"run.seed={seed}"),
         *(f"run.steps={setting.steps}", "data.eval=null", "eval.every=0", *QUIET, "observe.samples_per_step=100000"),
         f"rollout.workers={setting.workers}",
+        *setting.places(),
         *(() if arm == "off" else ("rollout.speculation.calibration=off",)),
         *changes,
         *((f"rollout.speculation.eagle.path={fitted(setting, seed, warm)}",) if arm == "eagle-frozen" else ()),
@@ -255,6 +273,7 @@ def main(
     scale: Annotated[float, "seconds here per second there: higher where passes are late"] = 4.0,
     context_scale: Annotated[float, "tokens there per token of the demo, for the KV cache"] = CONTEXT_SCALE,
     workers: Annotated[int, "rollout workers"] = 2,
+    layout: Annotated[str, "disaggregated: the learner's device is none of the workers'", LAYOUTS] = "embedded",
     steps: Annotated[int, "RL steps; the first is not counted in ratios"] = 8,
     arms: Annotated[Sequence[str], "who takes part", tuple(ARMS)] = tuple(ARMS),
     seeds: Sequence[int] = (0, 1, 2),
@@ -270,9 +289,12 @@ def main(
         context_scale=context_scale,
         workers=workers,
         steps=steps,
+        layout=layout,
         extra=tuple(overrides),
         run_dir=run_dir.resolve(),
     )
+    if not (needed := ROOT / "examples" / TASK / "data/model").is_dir():
+        raise SystemExit(f"{needed} is not there: python -m examples.{TASK}.make_data")
     journal = setting.run_dir / "journal.jsonl"
     setting.run_dir.mkdir(parents=True, exist_ok=True)
     for arm, seed in () if tables else missing(setting, arms, seeds, journal):

@@ -21,6 +21,10 @@ class RunContext(Context):
     run_dir: Path
     pace: Pace | None = None  # of experiments
 
+    def check(self) -> None:
+        """Raises Interrupted where the run was asked to stop."""
+        self.interrupt.check()
+
     @contextmanager
     def learner_span(self, kind: str) -> Iterator[None]:
         """What the learner does inside the block, for the timeline."""

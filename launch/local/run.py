@@ -100,6 +100,8 @@ def left_out(config: Config) -> Iterator[str]:
         yield f"one engine instead of {config.rollout.workers.max} workers"
     if config.drafter.train:
         yield "no drafter is trained"
+    if config.rollout.lookahead != "off":
+        yield "nothing is sampled ahead (rollout.lookahead)"
 
 
 def _embedded(config: Config) -> Config:

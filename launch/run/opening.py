@@ -91,7 +91,7 @@ def open_job(
     meter = SpeculationMeter() if config.speculation.mode != "off" else None
     with ExitStack() as stack:
         start_timeout_s = config.cluster.start_timeout_s
-        placement = stack.enter_context(place(config, versions.refused))
+        placement = stack.enter_context(place(config, versions.refused, context))
         rewards = stack.enter_context(
             RewardPool(config.reward, context, actor_options=versions.off_unvouched, start_timeout_s=start_timeout_s)
         )

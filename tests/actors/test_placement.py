@@ -4,12 +4,14 @@ import os
 import re
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import ray
 
 from actors import placement
+from actors.context import Context, Unobserved
 from actors.placement import Placement, place, reserve
 from actors.placement_plan import PlacementError, Plan, plan
 from config.data import DataOptions
@@ -176,6 +178,41 @@ def test_missing_resources_are_named_within_the_deadline() -> None:
     made = plan(cluster, workers=2, ranks=1, available_cpus=4)
     with pytest.raises(PlacementError, match=r"within 0.5 s .* missing GPU, spot .*GPU: 17 needed, \d free of 4"):
         reserve(made, timeout_s=0.5)
+
+
+class Told(Unobserved):
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, str]] = []
+
+    def event(self, kind: str, message: str) -> None:
+        self.events.append((kind, message))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stopped(Context):
+    """Asked to stop."""
+
+    def check(self) -> None:
+        raise TimeoutError("asked to stop")
+
+
+@pytest.mark.ray
+def test_who_waits_for_places_says_what_is_missing_and_can_be_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placement, "_SLICE_S", 0.05)
+    monkeypatch.setattr(placement, "_FIRST_WORD_S", 0.1)
+    made = plan(ClusterOptions(layout="disaggregated", gpus_per_worker=8), workers=1, ranks=1, available_cpus=4)
+    told = Told()
+    with pytest.raises(PlacementError, match="missing GPU"):
+        reserve(made, timeout_s=1.5, context=Context(observer=told))
+    [(kind, message)] = told.events  # the next would come a minute later
+    assert kind == "waiting"
+    assert re.search(
+        r"missing GPU .*GPU: 9 needed, \d free of 4.* of 1.5 s at most \(cluster.start_timeout_s\)", message
+    )
+    with pytest.raises(TimeoutError, match="asked to stop"):
+        reserve(made, timeout_s=600.0, context=Stopped())
 
 
 @pytest.mark.ray

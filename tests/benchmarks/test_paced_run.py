@@ -109,6 +109,7 @@ def _setting(folder: Path) -> Setting:
         context_scale=20.0,
         workers=2,
         steps=4,
+        layout="embedded",
         extra=(),
         run_dir=folder,
     )

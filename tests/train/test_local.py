@@ -43,11 +43,16 @@ def test_a_stopped_local_run_leaves_its_complete_steps(runs: Runs, monkeypatch: 
 
     monkeypatch.setattr(LocalDispatcher, "begin", run)
     with pytest.raises(KeyboardInterrupt, match="the run was stopped"):
-        paceline.train(runs.config, *runs.overrides("stopped", "rollout.workers=2"), backend="local")
+        paceline.train(
+            runs.config, *runs.overrides("stopped", "rollout.workers=2", "rollout.lookahead=auto"), backend="local"
+        )
     assert [row["step"] for row in runs.steps("stopped")] == [1]
     events = [json.loads(line) for line in (Path(runs.root) / "stopped/events.jsonl").read_text().splitlines()]
     said = {event["kind"]: event["message"] for event in events}
-    assert said["local"] == "one process, without Ray: no checkpoints, one engine instead of 2 workers"
+    assert said["local"] == (
+        "one process, without Ray: no checkpoints, one engine instead of 2 workers, nothing is sampled ahead "
+        "(rollout.lookahead)"
+    )
     assert said["interrupted"] == "a run in one process writes no checkpoints: start it again"
 
 
