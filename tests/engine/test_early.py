@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.data.stop_strings import compile_marker
-from actors.engine.batch.early import EarlyTexts
+from actors.engine.batch.early import AGAIN, MISSES, EarlyTexts
 from actors.engine.batch.step.reference import NumpySteps
 from actors.engine.batch.telemetry import EngineStepRecord
 from actors.engine.native import engine as engine_module
@@ -172,7 +172,7 @@ def test_native_and_numpy_check_alike(model: Transformer, monkeypatch: pytest.Mo
     assert [(r.checked, r.emitted) for r in native.records] == [(r.checked, r.emitted) for r in numpy.records]
 
 
-def test_hostile_text_costs_a_request_one_check(model: Transformer) -> None:
+def test_hostile_text_costs_a_request_a_few_checks(model: Transformer) -> None:
     requests = make_requests(4, seed=1, max_new_tokens=30, temperature=3.0)
     expected = run(Recorded(model).core, requests)
     wrong = {}
@@ -181,7 +181,22 @@ def test_hostile_text_costs_a_request_one_check(model: Transformer) -> None:
         wrong[request_id][0] = tokens[0]  # drawn with the prompt: else the text is dropped before any check
     engine = Recorded(model)
     assert_same(run(engine.core, with_early(requests, wrong)), expected)
-    assert sum(record.checked > 0 for record in engine.records) == 1
+    assert sum(record.checked > 0 for record in engine.records) == 1 + MISSES
+    assert sum(record.checked for record in engine.records) <= sum(map(len, wrong.values())) + 4 * MISSES * AGAIN
+
+
+@pytest.mark.parametrize("change", ["replaced", "added", "left out"])
+def test_text_is_taken_again_behind_a_difference(model: Transformer, change: str) -> None:
+    requests = make_requests(4, seed=3, max_new_tokens=60, stop_token_ids=())
+    plain, texts = Recorded(model), {}
+    expected = run(plain.core, requests)
+    for request_id, tokens in answers(expected).items():
+        other = np.array([(tokens[20] + 1) % VOCAB, (tokens[20] + 2) % VOCAB], np.int32)
+        middle, rest = {"replaced": (other[:1], 21), "added": (other, 20), "left out": (other[:0], 22)}[change]
+        texts[request_id] = np.concatenate([tokens[:20], middle, tokens[rest:]])
+    early = Recorded(model)
+    assert_same(run(early.core, with_early(requests, texts)), expected)
+    assert len(early.records) <= 5 + MISSES + 2 < len(plain.records) / 4, "or the 40 tokens behind it were decoded"
 
 
 def test_new_weights_check_text_anew_and_aborts_keep_what_stood(model: Transformer) -> None:

@@ -4,11 +4,15 @@ Owns which tokens of it a step checks, and when it is given up; the acceptance l
 it never changes a token: noise is a function of the request's key and the token's position, and what equals the
 target's own draw stands. K/V and log-probs are those of the check.
 
-Text is offered while the response agrees with it token for token. After the first difference it is dropped: hostile
-text costs a request one chunk.
+Text is offered in full chunks while the response agrees with it token for token. After a difference it is still a good
+draft: old and new weights draw with the same noise at the same position, so they often meet again. Few tokens of it are
+offered then, first of the same positions (a token was replaced), then from where the response's last tokens stand in
+it, nearest first (some were added or left out). After MISSES steps in a row without a token of it, it is dropped: that
+is what hostile text costs.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,8 +24,45 @@ from actors.engine.batch.step.types import Int64Array, Settled, StepDrafts
 
 ROWS = 256  # early tokens that one step checks at most: about where a pass on a GPU leaves its memory-bound floor
 LEAST = 4  # of one request: with less the pass costs more than it may bring
+AGAIN = 8  # of one request at most, after a difference
+_MATCH = 2  # last tokens of a response that are looked for in its text
+MISSES = 4  # steps in a row that took none of its text, before it is dropped: two left-out tokens and two to look for
 
 Reserve = Callable[[Int64Array, Int64Array], Int64Array]  # slots, counts [n]: the counts for which there is KV cache
+
+
+@dataclass(slots=True)
+class _Text:
+    """Of one request."""
+
+    tokens: NDArray[np.int32]
+    known: int  # tokens of the response at the last look
+    shift: int = 0  # token i of the response is expected to be tokens[i + shift]
+    misses: int = 0  # looks in a row at which nothing of it was taken, or of which the last took a part
+
+    def drawn(self, response: NDArray[np.int32]) -> bool:
+        """The response as it is now, after a step that may have been offered some. Whether it is any good still."""
+        taken, self.known = len(response) - self.known - 1, len(response)
+        at = self.known + self.shift
+        if at >= len(self.tokens):
+            return False
+        if at > 0 and self.tokens[at - 1] == response[-1]:
+            self.misses = 0
+            return True
+        self.misses = 1 if taken > 0 else self.misses + 1
+        if self.misses > MISSES:
+            return False
+        return self.misses < 2 or self._realign(response)
+
+    def _realign(self, response: NDArray[np.int32]) -> bool:
+        """Nearest place in the text behind the last tokens of the response; where there is none it stays as it is."""
+        if len(response) < _MATCH or len(self.tokens) <= _MATCH:
+            return True
+        windows = np.lib.stride_tricks.sliding_window_view(self.tokens[:-1], _MATCH)
+        ends = np.flatnonzero((windows == response[-_MATCH:]).all(1)) + _MATCH
+        if ends.size:
+            self.shift = int(ends[np.abs(ends - self.known).argmin()]) - self.known
+        return True
 
 
 class EarlyTexts:
@@ -29,7 +70,7 @@ class EarlyTexts:
 
     def __init__(self, table: SlotTable, steps: StepArrays, vocab_size: int, rows: int = ROWS) -> None:
         self._table, self._steps, self._vocab_size, self._rows = table, steps, vocab_size, rows
-        self._texts: dict[int, NDArray[np.int32]] = {}  # by slot: the response agrees with it so far
+        self._texts: dict[int, _Text] = {}  # by slot
         self._there = np.zeros(len(table.length), np.bool_)  # slots that have one
 
     def begin(self, slot: int, prompt: PromptEntry | None) -> None:
@@ -39,7 +80,7 @@ class EarlyTexts:
             return
         known = self._table.tokens[slot, self._table.prompt_length[slot] : self._table.length[slot]]
         if len(text) > len(known) and np.array_equal(text[: len(known)], known):
-            self._texts[slot] = text
+            self._texts[slot] = _Text(text, len(known))
             self._there[slot] = True
 
     def end(self, slot: int, finished: bool) -> None:
@@ -66,7 +107,9 @@ class EarlyTexts:
         tokens, counts = np.full((len(slots), chunk), -1, np.int64), np.zeros(len(slots), np.int64)
         known = (self._table.length - self._table.prompt_length)[slots].tolist()
         for i, slot in enumerate(slots.tolist()):
-            part = self._texts[slot][known[i] : known[i] + chunk]
+            text = self._texts[slot]
+            at = known[i] + text.shift
+            part = text.tokens[at : at + (min(chunk, AGAIN) if text.misses else chunk)]
             tokens[i, : len(part)], counts[i] = part, len(part)
         cleaned = self._steps.clean(slots, tokens, counts, None, chunk, chunk, self._vocab_size)
         if cleaned is None:
@@ -83,13 +126,13 @@ class EarlyTexts:
         return StepDrafts(counts=counts, tokens=tokens[plan.samples], drafted=drafts.drafted)
 
     def drew(self, plan: StepPlan) -> None:
-        """After a step: whose last token differs has no early text any more, nor who has used it up."""
+        """After a step: what was taken of each text. One that is used up, or of no use, is dropped."""
         if not self._texts:
             return
         table = self._table
         for slot in plan.slots[self._there[plan.slots] & plan.samples].tolist():
-            text, known = self._texts[slot], int(table.length[slot] - table.prompt_length[slot])
-            if known >= len(text) or text[known - 1] != table.tokens[slot, table.length[slot] - 1]:
+            response = table.tokens[slot, table.prompt_length[slot] : table.length[slot]]
+            if not self._texts[slot].drawn(response):
                 self._drop(slot)
 
     def uncount(self, plan: StepPlan, checked: StepDrafts, settled: Settled) -> None:
