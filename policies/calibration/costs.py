@@ -12,6 +12,7 @@ from config.strategy import Strategy
 from policies.calibration.document import Calibration, CalibrationKey, DraftCost
 from policies.calibration.drafts import DraftCosts
 from policies.calibration.passes import PassCosts
+from policies.calibration.roofline import FreeRows
 from policies.calibration.typical import Typical
 from policies.steps import StepOutcome
 
@@ -22,10 +23,11 @@ _TOGETHER, _LIKE, _SURPRISED = 64, 4, 0.05
 
 
 class CostModel:
-    """Of one engine. Right from the first step with a calibration; without, from the first measurements."""
+    """Of one engine. Right from the first step with a calibration; without, from the first measurements: until then
+    `free` says what more rows cost on such a device."""
 
-    def __init__(self, calibration: Calibration | None = None) -> None:
-        self._passes, self._drafts = PassCosts(calibration), DraftCosts(calibration)
+    def __init__(self, calibration: Calibration | None = None, free: FreeRows | None = None) -> None:
+        self._passes, self._drafts = PassCosts(calibration, free), DraftCosts(calibration)
         self._switches: dict[str, Typical] = {}
         self._late: dict[str, tuple[Strategy, int, float]] = {}  # by drafter: a late draft before its usual ones
         self._drift, self._factor = 0.0, 1.0  # a logarithm and its exponential

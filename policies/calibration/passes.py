@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from policies.calibration.document import FEW, MOST, Calibration, PassCost
-from policies.calibration.roofline import MeasuredPass, Roofline, fit_roofline
+from policies.calibration.roofline import FreeRows, MeasuredPass, Roofline, fit_roofline
 from policies.calibration.solve import FloatArray
 from policies.calibration.typical import Typical
 
@@ -55,8 +55,10 @@ class _Shape:
 class PassCosts:
     """Of one engine."""
 
-    def __init__(self, calibration: Calibration | None = None) -> None:
+    def __init__(self, calibration: Calibration | None = None, free: FreeRows | None = None) -> None:
+        """`free`: what is known of the device beforehand, without a calibration."""
         self.roofline: Roofline | None = None
+        self._free = free
         self._shapes: dict[tuple[int, int], _Shape] = {}
         self._exact: dict[tuple[int, int], _Shape] = {}  # by requests and rows
         self._calibrated = calibration is not None and bool(calibration.passes)
@@ -114,7 +116,7 @@ class PassCosts:
         CLIP; 0.0 where nothing was expected."""
         self._seen += 1
         if self.roofline is None:
-            self.roofline = fit_roofline([MeasuredPass(requests, rows, context_tokens, seconds)])
+            self.roofline = fit_roofline([MeasuredPass(requests, rows, context_tokens, seconds)], free=self._free)
         shape = self._shape(requests, rows, context_tokens)
         usual, surprise = shape.usual, 0.0
         over = math.log(seconds / self.roofline.seconds(requests, rows, context_tokens))
@@ -188,7 +190,7 @@ class PassCosts:
         ]
         # An early fit knew next to nothing that could hold a later one.
         known = self._calibrated or self._seen > _KNOWN
-        after = self.roofline = fit_roofline(passes, before if known else None)
+        after = self.roofline = fit_roofline(passes, before if known else None, self._free)
         for shape, one in zip(shapes, passes, strict=True):
             shape.usual.move_to(math.log(one.seconds / after.seconds(one.requests, one.rows, one.context_tokens)))
             self._note(shape)

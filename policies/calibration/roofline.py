@@ -18,10 +18,18 @@ from pydantic import BaseModel, Field
 from policies.calibration.solve import FloatArray, fit_positive
 
 _SPREAD = 0.05  # relative deviation of a well measured pass from the formula
-# Where a fit begins and what holds it while little was measured, with standard deviations of the logarithms: a pass
-# whose arithmetic outweighs its weights from 16 rows on (processors 4 to 16, GPUs 100 and more).
-_ROWS, _REQUESTS, _CONTEXT, _PAIR = (16.0, 1.5), (100.0, 1.5), (20_000.0, 2.0), (100_000.0, 2.0)
+# Where a fit begins and what holds it while little was measured, with standard deviations of the logarithms.
+_REQUESTS, _CONTEXT, _PAIR = (100.0, 1.5), (20_000.0, 2.0), (100_000.0, 2.0)
 _OVERLAP = (1.5, 0.4)
+
+
+@dataclass(frozen=True, slots=True)
+class FreeRows:
+    """From how many rows on a pass's arithmetic outweighs its weights, before anything was measured; `spread`: of its
+    logarithm. Of an unknown device: processors have 4 to 16, GPUs 100 to 300."""
+
+    rows: float = 16.0
+    spread: float = 1.5
 
 
 class Roofline(BaseModel, frozen=True, extra="forbid"):
@@ -53,17 +61,21 @@ class MeasuredPass:
     sure: float = 1.0
 
 
-def fit_roofline(passes: Sequence[MeasuredPass], start: Roofline | None = None) -> Roofline:
+def fit_roofline(
+    passes: Sequence[MeasuredPass], start: Roofline | None = None, free: FreeRows | None = None
+) -> Roofline:
     """The roofline of least relative error; what the passes do not tell stays near a prior. Needs one pass at least.
-    `start`: an earlier fit, which holds what these passes do not tell, as shapes with a mean context each."""
+    `start`: an earlier fit, which holds what these passes do not tell, as shapes with a mean context each. `free`: what
+    is known of the device where there is none; None: nothing."""
+    free = free or FreeRows()
     requests, rows, context, seconds, sure = (
         np.array([getattr(one, name) for one in passes], float)
         for name in ("requests", "rows", "context_tokens", "seconds", "sure")
     )
     logs, weights = np.log(seconds), sure / _SPREAD
     least = float(seconds.min())
-    prior = np.log([least, least / _ROWS[0], least / _REQUESTS[0], least / _CONTEXT[0], least / _PAIR[0], _OVERLAP[0]])
-    spreads = np.array([1.0, _ROWS[1], _REQUESTS[1], _CONTEXT[1], _PAIR[1], _OVERLAP[1]])
+    prior = np.log([least, least / free.rows, least / _REQUESTS[0], least / _CONTEXT[0], least / _PAIR[0], _OVERLAP[0]])
+    spreads = np.array([1.0, free.spread, _REQUESTS[1], _CONTEXT[1], _PAIR[1], _OVERLAP[1]])
     if start is not None:
         known = (start.fixed_s, start.row_s, start.request_s, start.context_s, start.pair_s, start.overlap)
         prior = np.log(np.maximum(known, 1e-9 * start.fixed_s))

@@ -26,6 +26,12 @@ class Device:
     words: tuple[str, ...]  # all of them in what CUDA calls it, in lower case
     float8: bool = True  # its tensor cores multiply e4m3: Ada, Hopper and Blackwell
 
+    @property
+    def free_rows(self) -> float:
+        """Rows of a pass in bfloat16 whose arithmetic takes as long as reading the weights, by the peaks. Low-bit
+        weights and products change both alike."""
+        return self.bf16_flops_s / self.bandwidth_bytes_s
+
 
 _PCIE3, _PCIE4, _PCIE5, _C2C = 16e9, 32e9, 64e9, 450e9
 DEVICES: dict[str, Device] = {
