@@ -5,6 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BaseModel, Field, model_serializer, model_validator
 
 from config.formats import Quantization
+from config.rounds import RoundsOptions
 from config.rules import CUDA, Bounded, NotWith, OnlyWith
 from config.speculation import SpeculationOptions
 from config.token_budget import AbortOptions, BudgetOptions, SkipOptions
@@ -185,6 +186,7 @@ class RolloutOptions(BaseModel, frozen=True, extra="forbid"):
         Field(description="idle workers sample the next step early; no token changes (docs/concepts/lookahead.md)"),
     ] = "off"
     partial: PartialOptions = PartialOptions()
+    rounds: RoundsOptions = RoundsOptions()
     quantization: Annotated[
         Quantization,
         Field(description="format of layer weights and activations in rollouts; none: model.dtype"),

@@ -3,6 +3,7 @@ reason of staleness; policies have the others.
 """
 
 from config.tree import Config
+from policies import rounds
 from policies.token_budget import curriculum
 from policies.token_budget.bias import biases
 from policies.token_budget.skip import BIAS
@@ -19,6 +20,8 @@ def biases_of(config: Config) -> list[str]:
     found = biases(config.objective, rollout.budget, rollout.abort, config.learner.mini_batches)
     if rollout.staleness and (rollout.budget.on or rollout.abort.enabled):
         found = [*found, _STALE]
+    if rollout.rounds.factor is not None:
+        found = [*found, rounds.BIAS]
     if rollout.skip.target is not None:
         found = [*found, curriculum.BIAS]
     return found if rollout.skip.after is None else [*found, BIAS]

@@ -19,6 +19,8 @@ def no_lookahead(config: Config) -> str | None:
         return "rollout.staleness has the next step sampled while this one is learned already"
     if rollout.partial.tokens_per_step is not None:
         return "rollout.partial decides by this step's responses what is sampled in the next"
+    if rollout.rounds.factor is not None:
+        return "rollout.rounds decides by this step's lengths which prompts come next, and keeps their text"
     if rollout.skip.after is not None or rollout.skip.target is not None:
         return "rollout.skip decides by this step's rewards which prompts come next"
     if config.drafter.train:

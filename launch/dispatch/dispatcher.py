@@ -150,9 +150,10 @@ class RolloutDispatcher:
         self._hear_of_drafters()
         return handed
 
-    def begin(self, requests: Sequence[Request]) -> None:
-        """Sample all of these; each comes once, as RolloutEnded, until `end`. Raises ValueError (two with one id)."""
-        self._requests.begin(requests)
+    def begin(self, requests: Sequence[Request], *, watch: bool = False) -> None:
+        """Sample all of these; each comes once, as RolloutEnded, until `end`. `watch`: its progress too, as
+        RolloutProgressed. Raises ValueError (two with one id)."""
+        self._requests.begin(requests, watch=watch)
         self._workers.begin_run()
         self._requests.assign(self._seats.by_name)
         self._look_ahead(self._seats.by_name.values())

@@ -74,6 +74,8 @@ class EarlySampling:
         self._wanted.pop(request.noise_key, None)
         text = self._texts.pop(request.noise_key, None)
         if text is None:
+            text = request.early  # of a prompt that was put off (rollout.rounds)
+        if text is None:
             return request
         self._given[request.request_id] = text
         return replace(request, early=text)

@@ -18,6 +18,14 @@ class RolloutEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class RolloutProgressed:
+    """A request of the present run that is watched has so many tokens by now."""
+
+    request_id: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerChanged:
     """`kind`: worker_joined, worker_left, worker_lost, worker_restarted, worker_dead."""
 
@@ -71,6 +79,7 @@ class WeightsGone:
 
 DispatchEvent = (
     RolloutEnded
+    | RolloutProgressed
     | WorkerChanged
     | WorkerUp
     | WorkerSampled

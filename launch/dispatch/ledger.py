@@ -149,6 +149,10 @@ class Ledger:
             self._sampled(worker, entry, entry.tokens + len(delta.tokens))
         return entry is not None
 
+    def tokens(self, request_id: int) -> int:
+        """That are known of an open request. Raises KeyError."""
+        return self._open[request_id].tokens
+
     def hand_back(self, worker: str, rollout: Rollout) -> None:
         """An aborted request, with all its tokens: what its worker had reported of it so far is a part of them. It is
         still the worker's, until that is lost."""

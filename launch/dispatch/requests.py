@@ -8,7 +8,7 @@ from contracts.engine import Abort, Submit
 from contracts.rollout import FinishReason, Request, Rollout, Sampled
 from launch.dispatch.early import EarlySampling, is_early
 from launch.dispatch.errors import StaleWeightsError
-from launch.dispatch.events import RolloutEnded, WorkerChanged
+from launch.dispatch.events import RolloutEnded, RolloutProgressed, WorkerChanged
 from launch.dispatch.ledger import FailedRequest, Ledger
 from launch.dispatch.seat import Seat, SeatState
 from launch.dispatch.stats import DispatchStats, DispatchTally
@@ -21,6 +21,7 @@ class Requests:
         self._max_retries, self._context, self.early = max_retries, context, early
         self._version: int | None = None  # of the weights that every worker shall hold, if any
         self._heard = False  # somebody waits for what ends
+        self._watched = False  # ... and for how far it has come
         self._ledger = Ledger([], max_retries=0)
         self._tally = DispatchTally()
         self.aborting = False
@@ -29,11 +30,12 @@ class Requests:
         """From now on they are sampled with these weights."""
         self._version = version
 
-    def begin(self, requests: Sequence[Request]) -> None:
-        """A run starts; workers are to be offered anew. Raises ValueError: two requests with one id."""
+    def begin(self, requests: Sequence[Request], *, watch: bool = False) -> None:
+        """A run starts; workers are to be offered anew.
+        `watch`: progress is posted, as RolloutProgressed. Raises ValueError: two requests with one id."""
         self._tally = DispatchTally(begin_s=self._context.clock())
         self._ledger = Ledger(self.early.begin(requests), max_retries=self._max_retries)
-        self._heard = True
+        self._heard, self._watched = True, watch
 
     def abort_all(self) -> None:
         """Nobody is told of what comes from now on."""
@@ -121,7 +123,8 @@ class Requests:
         """The worker has sampled so much more of it."""
         if is_early(request_id):
             return  # it comes as a whole
-        self._ledger.progress(seat.name, request_id, delta)
+        if self._ledger.progress(seat.name, request_id, delta) and self._watched and self._heard:
+            self._context.loop.tell(RolloutProgressed(request_id, self._ledger.tokens(request_id)))
 
     def preempted(self, count: int) -> None:
         """An engine ran out of cache, and computes so many again."""

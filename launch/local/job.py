@@ -9,7 +9,7 @@ drafter is trained.
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -28,15 +28,16 @@ from actors.training.trainer import Trainer
 from config.environments import EnvironmentOptions
 from config.learner import OptimizerOptions
 from config.speculation import SpeculationOptions
-from contracts.engine import Submit, UpdateWeights
+from contracts.engine import Abort, Submit, UpdateWeights
 from contracts.environments import EnvironmentAnswer, EnvironmentCall
-from contracts.rollout import DrafterFailed, EngineWindow, Finished, Rejected, Request
+from contracts.rollout import DrafterFailed, EngineWindow, Finished, Progress, Rejected, Request
 from contracts.training import Demonstration, StepResult, TrainSequence
 from launch.batch import sampling_params
 from launch.config import Config
 from launch.config.paths import tokenizer_dir
 from launch.context import RunContext
-from launch.dispatch import DispatchStats, RolloutEnded
+from launch.dispatch import DispatchStats, RolloutEnded, RolloutProgressed
+from launch.dispatch.early import EarlySampling
 from launch.dispatch.ledger import FailedRequest
 from launch.errors import UsageError
 from launch.interrupt import Interrupt
@@ -47,6 +48,7 @@ from launch.run.inputs import load_inputs
 from launch.run.job import Job, prompt_skip
 from launch.run.phases import SharedMemory
 from launch.run.publish import Publisher
+from launch.run.rounds import round_sampling
 from launch.run.token_budget import TokenBudget
 from launch.run.warmup import warm_start
 from models.device import cpu_threads
@@ -127,7 +129,9 @@ class LocalDispatcher:
     ) -> None:
         """The engine of a worker that serves config.model.path, drafting as `speculation` says."""
         config = context.config
+        self.early = EarlySampling()
         self._asked, self._open = set[int](), 0
+        self._watched: dict[int, int] | None = None  # tokens by request; None: nobody asks
         self._loop, self._observer, self._meter = context.loop, context.observer, meter
         self._engine = build_engine(
             Start(
@@ -157,11 +161,15 @@ class LocalDispatcher:
         self._asked.add(request.request_id)
         self._open += 1
 
-    def begin(self, requests: Sequence[Request]) -> None:
+    def abort(self, request_ids: Iterable[int]) -> None:
+        self._engine.apply(Abort(tuple(request_ids)), None)
+
+    def begin(self, requests: Sequence[Request], *, watch: bool = False) -> None:
+        self._watched = dict[int, int]() if watch else None
         self._begin_s, self._tokens, self._failed = time.monotonic(), 0, list[FailedRequest]()
         self._asked, self._open = set(), 0
         # Longest expected first, as the ledger hands them out.
-        for request in sorted(requests, key=lambda r: (-r.expected_tokens, r.request_id)):
+        for request in sorted(self.early.begin(requests), key=lambda r: (-r.expected_tokens, r.request_id)):
             self.submit(request)
 
     @property
@@ -179,12 +187,19 @@ class LocalDispatcher:
             match event:
                 case Finished(rollout=rollout):
                     self._tokens, self._open = self._tokens + len(rollout.tokens), self._open - 1
+                    self.early.ended(rollout)
                     self._loop.tell(RolloutEnded(rollout))
+                case Progress(request_id=request_id, delta=delta) if (watched := self._watched) is not None:
+                    watched[request_id] = watched.get(request_id, 0) + len(delta)
+                    self._loop.tell(RolloutProgressed(request_id, watched[request_id]))
                 case Rejected(request_id=request_id, reason=reason):
                     self._failed.append(FailedRequest(request_id, reason))
                     self._open -= 1
-                case EngineWindow() if self._meter is not None and not event.evaluation:
-                    self._meter.window(WORKER, event)
+                case EngineWindow() if not event.evaluation:
+                    if event.early is not None:
+                        self.early.used(event.early)
+                    if self._meter is not None:
+                        self._meter.window(WORKER, event)
                 case DrafterFailed(name=name, reason=reason):
                     self._observer.event("drafter_failed", f"{WORKER}: {name} is no longer used: {reason}")
 
@@ -281,6 +296,8 @@ def open_job(
         match event:
             case RolloutEnded(rollout):
                 collector.ended(rollout)
+            case RolloutProgressed(request_id, tokens):
+                collector.progressed(request_id, tokens)
             case Look() if environments is not None:
                 collector.answered(environments.look())
 
@@ -297,6 +314,7 @@ def open_job(
             lengths=lengths,
             budget=TokenBudget(config, inputs.stop, inputs.answer),
             skip=prompt_skip(config, inputs.prompts),
+            rounds=round_sampling(config, inputs.prompts),
             learner=learner,
             dispatcher=dispatcher,
             publisher=Publisher(learner, dispatcher, context),

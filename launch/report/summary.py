@@ -91,6 +91,7 @@ class RunSummary:
     speculation: SpeculationSummary | None = None  # None: it was off
     drafter: DrafterSummary | None = None  # None: none was trained
     token_budget: TokenBudgetSummary | None = None  # None: neither a budget, nor early ends, nor skipped prompts
+    rounds: str | None = None  # what rounds by length did, in words; None: there were none
     lookahead: str | None = None  # what idle workers' early samples brought, in words; None: nobody looked ahead
     objective: str | None = None  # its name
     own_code: str | None = None  # the user's loss, advantages and drafters, with their paths
@@ -141,6 +142,7 @@ def summarise(run_dir: Path) -> RunSummary:
         **_precision(run_dir),
         eval_masters=_masters(rows, evals),
         speculation=speculation_summary(speculated),
+        rounds=rounds_text(steps),
         lookahead=lookahead_text(steps),
         drafter=drafter_summary(read(run_dir / "drafter.jsonl"), speculated),
         token_budget=token_budget_summary(steps, read(run_dir / "budget.jsonl"), events),
@@ -170,6 +172,18 @@ def _masters(rows: Sequence[Mapping[str, Any]], evals: Sequence[tuple[int, float
 
 def _model(folder: Path) -> str | None:
     return str(folder) if (folder / "config.json").is_file() else None
+
+
+def rounds_text(steps: Sequence[Mapping[str, Any]]) -> str | None:
+    """From the records of RL steps; None without rollout.rounds."""
+    rounds = [step for step in steps if "rounds/long" in step]
+    if not rounds:
+        return None
+    short = sum(not step["rounds/long"] for step in rounds)
+    put_off = math.fsum(numbers(rounds, "lookahead/put_off_tokens"))
+    waiting = rounds[-1]["rounds/waiting"]
+    left = f", {waiting:.0f} prompts wait" if waiting else ""
+    return f"{short} short, {len(rounds) - short} long; {put_off:.0f} tokens put off{left}; biased: order"
 
 
 def lookahead_text(steps: Sequence[Mapping[str, Any]]) -> str | None:
@@ -294,6 +308,8 @@ def summary_table(summary: RunSummary) -> Table:
         table.add_row("speculation", speculation_text(summary.speculation))
         if why := mostly_off(summary.speculation):
             table.add_row("speculation was", why)
+    if summary.rounds is not None:
+        table.add_row("rounds", summary.rounds)
     if summary.lookahead is not None:
         table.add_row("lookahead", summary.lookahead)
     if summary.drafter is not None:

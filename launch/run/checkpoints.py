@@ -9,6 +9,7 @@ from actors.training.checkpoint import LEARNER_DIR, CheckpointError, write_check
 from launch.drafter.weights import WEIGHTS_DIR
 from launch.run.ahead import AHEAD_FILE, write_ahead
 from launch.run.job import Job
+from launch.run.rounds import TEXT_FILE, write_texts
 
 DRAFTERS_DIR = "drafters"  # beside the learner's, in a checkpoint; may be missing
 
@@ -41,7 +42,7 @@ def write(job: Job) -> int:
     assert state is not None, "the learner is between two states"
     job.observer.progress("checkpoint")
     state = {**state, "evaluations": job.evaluations}
-    responses = state.pop("ahead", None)
+    responses, put_off = state.pop("ahead", None), state.pop("put_off", None)
     if job.drafter is not None:  # as it is now, like its weights
         state["drafter"] = job.drafter.state_dict()
 
@@ -50,6 +51,8 @@ def write(job: Job) -> int:
         job.learner.save(learner_dir)
         if responses:
             write_ahead(learner_dir.parent / AHEAD_FILE, responses)
+        if put_off:
+            write_texts(learner_dir.parent / TEXT_FILE, put_off)
         save_drafters(job, learner_dir.parent / DRAFTERS_DIR)
         save_drafter_weights(job, learner_dir.parent / WEIGHTS_DIR)
 

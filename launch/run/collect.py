@@ -4,7 +4,7 @@ Serves RL steps and evaluations alike. Owns the overlap of grading with sampling
 """
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -14,7 +14,7 @@ from actors.data.tokenizers import Tokenizer
 from actors.reward_pool import RewardPool
 from actors.rewards import GradeItem
 from contracts.environments import EnvironmentAnswer
-from contracts.rollout import Rollout
+from contracts.rollout import FinishReason, Rollout
 from launch.batch import Batch
 from launch.context import RunContext
 from launch.dispatch import DispatchStats, RolloutDispatcher
@@ -24,6 +24,7 @@ from launch.fleet import Fleet
 from launch.interrupt import Interrupt
 from launch.run.episodes import EnvironmentFailuresError, Episode, EpisodeEnded, EpisodeFailed, EpisodeRunner, Episodes
 from launch.run.groups import Graded, PromptGroup
+from launch.run.race import RaceUnderWay
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +37,8 @@ class Round:
     reward_wait_s: float  # after the last rollout, until the last grade
     metrics: dict[str, float] = field(default_factory=dict)  # of what was planned, and of what became of it
     counts: list[int] = field(default_factory=list)  # responses asked for, by group
-    unfinished: dict[int, Rollout] = field(default_factory=dict)  # by request, of an earlier end (Batch.unfinished)
+    # By request, of an earlier end (Batch.unfinished), or wanted no further by the race.
+    unfinished: dict[int, Rollout] = field(default_factory=dict)
 
     @property
     def members(self) -> list[Graded]:
@@ -71,6 +73,7 @@ class Sampling:
     step: int
     drafter: DrafterTraining | None  # None: it is not trained meanwhile
     episodes: Episodes | None = None  # None: responses are single
+    race: RaceUnderWay | None = None  # None: all groups are learned from
     arrived: dict[int, _Arrived] = field(default_factory=dict)
     unfinished: dict[int, Rollout] = field(default_factory=dict)  # see Round
     failed: list[FailedRequest] = field(default_factory=list)  # by their environment
@@ -116,19 +119,20 @@ class Collector:
         same_step: bool = False,
         to_the_end: bool = False,
         spare: bool = False,
+        race: RaceUnderWay | None = None,
     ) -> Round:
         """Sample and grade; one group per pick, in their order.
 
         `step`: what reward functions are told. `same_step`: a further round of the RL step before, whose failures count
         on. `to_the_end`: it is not given up when the run is asked to stop. `spare`: workers without work may train the
         drafter, from the first response on, when every worker that gets work has it, until nothing is left to sample,
-        and longer where that disturbs nobody.
+        and longer where that disturbs nobody. `race`: ends responses of groups that cannot be among the shortest.
         Raises Interrupted if asked to stop meanwhile; what the dispatcher and the reward pool raise.
         """
         drafter = self._drafter if spare else None
         try:
             collected = self._run(
-                Sampling(batch=batch, phase=phase, step=step, drafter=drafter),
+                Sampling(batch=batch, phase=phase, step=step, drafter=drafter, race=race),
                 same_step=same_step,
                 to_the_end=to_the_end,
             )
@@ -202,7 +206,8 @@ class Collector:
         self._sampling = sampling
         if self._player is not None:
             sampling.episodes = self._player.begin(sampling.batch)
-        self._dispatcher.begin(sampling.batch.requests if sampling.episodes is None else ())
+        requests = sampling.batch.requests if sampling.episodes is None else ()
+        self._dispatcher.begin(requests, watch=sampling.race is not None)
         stopped = True
         try:
             self._dispatcher.wait(lambda: bool(interrupt) or (self._dispatcher.done and not sampling.playing))
@@ -224,6 +229,15 @@ class Collector:
         else:
             sampling.episodes.turn(rollout)
 
+    def progressed(self, request_id: int, tokens: int) -> None:
+        """A response has so many tokens by now."""
+        if (sampling := self._sampling) is not None and sampling.race is not None:
+            self._give_up(sampling.race.reached(request_id, tokens))
+
+    def _give_up(self, request_ids: Sequence[int]) -> None:
+        if request_ids:
+            self._dispatcher.abort(request_ids)
+
     def answered(self, answers: Iterable[tuple[int, EnvironmentAnswer]]) -> None:
         """Environments have. Raises EnvironmentFailuresError."""
         sampling = self._sampling
@@ -244,7 +258,8 @@ class Collector:
         batch, request_id = sampling.batch, rollout.request_id
         if not sampling.ended and sampling.drafter is not None:
             sampling.drafter.begin(sampling.step, self._dispatcher)
-        if batch.unfinished(rollout):
+        aborted = sampling.race is not None and rollout.finish_reason is FinishReason.ABORT
+        if aborted or batch.unfinished(rollout):
             sampling.unfinished[request_id] = rollout
             return
         text = self._tokenizer.decode(rollout.tokens, skip_special_tokens=True)
@@ -263,6 +278,8 @@ class Collector:
         )
         self._rewards.submit(request_id, item)
         self._context.observer.progress(sampling.phase, sampling.ended, len(batch))
+        if sampling.race is not None:
+            self._give_up(sampling.race.ended(rollout))
 
     def _environment_failed(self, which: str, answer: EnvironmentAnswer) -> None:
         """Raises EnvironmentFailuresError."""

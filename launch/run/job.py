@@ -25,6 +25,7 @@ from launch.run.lookahead import Lookahead
 from launch.run.partial import Carried
 from launch.run.phases import SharedMemory
 from launch.run.publish import Published, Publisher
+from launch.run.rounds import RoundSampling
 from launch.run.token_budget import TokenBudget
 from policies.lengths import LengthModel
 from policies.token_budget.curriculum import PromptCurriculum, Skipping
@@ -52,6 +53,7 @@ class Job:
     fleet: Fleet | None = None  # None: nobody comes or goes
     notices: Notices | None = None  # None: nobody listens
     skip: Skipping | None = None  # None: no prompt is passed over
+    rounds: RoundSampling | None = None  # None: prompts come in the order of the data
     speculation: SpeculationMeter | None = None  # None: it is off
     drafter: DrafterTraining | None = None  # None: no drafter is trained
     lookahead: Lookahead | None = None  # None: idle workers sample nothing of the next step
@@ -96,7 +98,8 @@ class Job:
         return published
 
     def state_dict(self) -> dict[str, Any]:
-        """The driver's side of a checkpoint, JSON but for `ahead`, which gets a file of its own (launch.run.ahead)."""
+        """The driver's side of a checkpoint, JSON but for `ahead` and `put_off`, which get files of their own
+        (launch.run.ahead, launch.run.rounds)."""
         return {
             "steps_done": self.steps_done,
             "ahead": Responses(self.ahead, self.carried),
@@ -104,6 +107,8 @@ class Job:
             "lengths": self.lengths.state_dict(),
             "token_budget": self.budget.state_dict(),
             "skip": self.skip.state_dict() if self.skip is not None else None,
+            "rounds": self.rounds.rounds.state_dict() if self.rounds is not None else None,
+            "put_off": dict(self.rounds.texts) if self.rounds is not None else {},
             "evaluations": self.evaluations,
             "drafter": self.drafter.state_dict() if self.drafter is not None else None,
         }
@@ -117,6 +122,9 @@ class Job:
         self.budget.load_state_dict(state.get("token_budget", {}))
         if self.skip is not None:
             self.skip.load_state_dict(state.get("skip") or {})
+        if self.rounds is not None:
+            self.rounds.rounds.load_state_dict(state.get("rounds") or {})
+            self.rounds.texts = dict(state.get("put_off") or {})
         self.evaluations = dict(state["evaluations"])
         if self.drafter is not None and state.get("drafter") is not None:
             self.drafter.load_state_dict(state["drafter"])

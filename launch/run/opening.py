@@ -50,6 +50,7 @@ from launch.run.lookahead import Lookahead
 from launch.run.phases import SharedMemory
 from launch.run.publish import Publisher
 from launch.run.reactions import Reactions
+from launch.run.rounds import round_sampling
 from launch.run.token_budget import TokenBudget
 from launch.run_folder import log_file
 from policies.lengths import LengthModel
@@ -133,6 +134,7 @@ def open_job(
             lengths=LengthModel(config.rollout.sampling.max_new_tokens / 2),
             budget=TokenBudget(config, inputs.stop, inputs.answer),
             skip=prompt_skip(config, inputs.prompts),
+            rounds=round_sampling(config, inputs.prompts),
             learner=learner,
             dispatcher=dispatcher,
             publisher=Publisher(learner, dispatcher, context),

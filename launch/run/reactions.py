@@ -17,6 +17,7 @@ from launch.dispatch import (
     DrafterNews,
     DrafterPublished,
     RolloutEnded,
+    RolloutProgressed,
     WeightsGone,
     WorkerArrived,
     WorkerChanged,
@@ -102,6 +103,8 @@ class Reactions:
             # What workers do.
             case RolloutEnded(rollout):
                 job.collector.ended(rollout)
+            case RolloutProgressed(request_id, tokens):
+                job.collector.progressed(request_id, tokens)
             case WorkerSampled(worker, window):
                 self._sampled(worker, window)
             case WorkerMeasured(worker, passed):

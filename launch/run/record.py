@@ -19,6 +19,7 @@ from launch.run.groups import Graded, PromptGroup, natural_mean
 from launch.run.job import Job
 from launch.run.partial import goes_on
 from launch.run.publish import Published
+from launch.run.rounds import early_metrics
 from launch.run.skip import skip_metrics
 
 STALENESS = "staleness/mean"
@@ -76,7 +77,8 @@ def record_step(job: Job, notes: StepNotes, handed: Published) -> None:
             | learner_metrics
             | (job.fleet.take() if job.fleet is not None else {})
             | (job.notices.take() if job.notices is not None else {})
-            | (job.lookahead.take() if job.lookahead is not None else {}),
+            | (job.lookahead.take() if job.lookahead is not None else {})
+            | (early_metrics(job.dispatcher.early.take()) if job.rounds is not None else {}),
             seconds={
                 "rollout": sum(collected.rollout_s for collected in notes.sampled),
                 "reward_wait": sum(collected.reward_wait_s for collected in notes.sampled),

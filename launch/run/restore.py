@@ -16,6 +16,7 @@ from launch.run.checkpoints import DRAFTERS_DIR
 from launch.run.inputs import Inputs
 from launch.run.job import prompt_skip
 from launch.run.resume import ResumeError
+from launch.run.rounds import read_texts, round_sampling
 from launch.run.token_budget import TokenBudget
 from policies.drafter.canary import Canary
 from policies.drafter.drift import DriftMonitor
@@ -43,6 +44,7 @@ def usable(config: Config, inputs: Inputs, checkpoint: Path) -> Checked:
     try:
         _try(config, inputs, read_state(checkpoint), checkpoint.name)
         read_ahead(checkpoint, inputs.prompts)
+        read_texts(checkpoint, inputs.prompts)
     except CheckpointError as error:
         if not found.sealed:
             raise
@@ -82,6 +84,8 @@ def _try(config: Config, inputs: Inputs, state: dict[str, Any], name: str) -> No
         TokenBudget(config, inputs.stop, inputs.answer).load_state_dict(state.get("token_budget", {}))
         if (skip := prompt_skip(config, inputs.prompts)) is not None:
             skip.load_state_dict(state.get("skip") or {})
+        if (rounds := round_sampling(config, inputs.prompts)) is not None:
+            rounds.rounds.load_state_dict(state.get("rounds") or {})
         for step, metrics in state["evaluations"].items():
             if not isinstance(metrics, dict):
                 raise ValueError(f"the evaluation after step {step} is {metrics!r}")

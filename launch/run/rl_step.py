@@ -60,7 +60,7 @@ def rl_step(job: Job) -> None:
 def advantages(job: Job, notes: StepNotes) -> tuple[list[TrainSequence], int]:
     """What the learner gets of the step's rounds, and how many responses were asked for in them."""
     config, rounds = job.config, notes.rounds
-    parted = config.rollout.partial.tokens_per_step is not None
+    parted = config.rollout.partial.tokens_per_step is not None or config.rollout.rounds.factor is not None
     asked = sum(sum(collected.counts) if parted else collected.stats.requests for collected in rounds)
     notes.uneven = config.rollout.budget.on or config.rollout.abort.enabled
     sequences, notes.groups = training_sequences(
@@ -130,7 +130,11 @@ def sample_round(
 ) -> Round:
     """The next `prompts` prompts of the order, sampled and graded for RL step `step`. `refill`: not the first ones."""
     partial_, carried = job.config.rollout.partial, job.carried
-    fresh, passed_over = next_picks(job.order, job.prompts, prompts, job.skip)
+    if job.rounds is not None:
+        round_plan, fresh = job.rounds.picks(job.order)
+        passed_over = 0
+    else:
+        fresh, passed_over = next_picks(job.order, job.prompts, prompts, job.skip)
     picks = [*(group.pick for group in carried), *fresh]
     plan = job.budget.plan(fresh)
     batch = Batch(
@@ -144,10 +148,17 @@ def sample_round(
     )
     if parted := partial_.tokens_per_step is not None or bool(carried):
         batch = segments(batch, carried, partial_, last=step >= job.config.run.steps)
+    race = None
+    if job.rounds is not None:
+        batch, race = job.rounds.begin(round_plan, batch)
     if job.lookahead is not None:
         job.lookahead.plan(job.order, job.lengths, step)
     phase = "refill" if refill else "rollout"
-    collected = job.collector.run(batch, phase, step=step, same_step=refill, to_the_end=to_the_end, spare=True)
+    collected = job.collector.run(
+        batch, phase, step=step, same_step=refill, to_the_end=to_the_end, spare=True, race=race
+    )
+    if job.rounds is not None:
+        collected = job.rounds.settled(collected, round_plan, batch, race)
     if parted:
         collected, job.carried = settled(collected, batch, carried)
     for group in collected.groups:

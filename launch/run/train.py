@@ -39,6 +39,7 @@ from launch.run.opening import open_job
 from launch.run.restore import usable
 from launch.run.resume import ResumeError, check_resume, checkpoints_to_resume, find_checkpoint
 from launch.run.rl_step import rl_step
+from launch.run.rounds import read_texts
 from launch.run.warmup import initial_weights, learner_group, warm_start
 from launch.run_folder import claim, set_aside
 from models.durable import naming
@@ -201,7 +202,8 @@ def run(
                     remedy="undo what changed since, go on from an older checkpoint with --resume --step N, or start "
                     "without --resume: the folder is kept under another name",
                 ) from error
-            job.load_state_dict(read_state(checkpoint) | {"ahead": read_ahead(checkpoint, job.prompts)})
+            responses = {"ahead": read_ahead(checkpoint, job.prompts), "put_off": read_texts(checkpoint, job.prompts)}
+            job.load_state_dict(read_state(checkpoint) | responses)
             if (drafters := checkpoint / DRAFTERS_DIR).is_dir():
                 job.dispatcher.drafters.load(str(drafters.resolve()))
             if job.drafter is not None:

@@ -81,6 +81,19 @@ TRAINED = ("rollout.workers=2", "drafter.train=true")
         (["data.success={field: rate, min: 0.5, max: 0.4}"], "data.success.min"),
         (["data.success.max=0.9"], "data.success"),
         (["rollout.skip={after: 2, target: 0.5}"], "rollout.skip.after"),
+        (["rollout.rounds.quantile=0.5"], "rollout.rounds.quantile"),
+        (["rollout.rounds.window=9"], "rollout.rounds.window"),
+        *(
+            (["rollout.rounds.factor=1.25", other], "rollout.rounds.factor")
+            for other in (
+                "rollout.staleness=1",
+                "rollout.partial.tokens_per_step=100",
+                "rollout.budget.share=0.5",
+                "rollout.abort={enabled: true, marker: boxed}",
+                "rollout.skip.after=2",
+                "objective={name: dapo, dynamic_sampling: {max_rounds: 2}}",
+            )
+        ),
         (["eval.every=5", "data.eval=e", "checkpoint.best_metric=eval/pass@9"], "checkpoint.best_metric"),
         (
             ["eval={every: 5, sets: [{name: a, path: e}]}", "checkpoint.best_metric=eval/b/reward"],

@@ -12,6 +12,7 @@ from launch.config import Loaded, load_config
 from launch.config.bias import biases_of
 from launch.config.defaults import settled
 from launch.config.show import resolved_lines, to_yaml
+from policies import rounds
 from policies.token_budget.skip import BIAS
 
 Write = Callable[..., Path]
@@ -110,6 +111,7 @@ def test_an_objective_that_a_budget_biases_is_called_so(write_config: Write) -> 
     assert biases_of(load_config(write_config(), budget).config) == []
     assert biases_of(load_config(write_config(), [*budget, "objective.name=grpo"]).config)
     assert biases_of(load_config(write_config(), ["rollout.skip.after=2"]).config) == [BIAS]
+    assert biases_of(load_config(write_config(), ["rollout.rounds.factor=1.25"]).config) == [rounds.BIAS]
 
 
 def test_an_older_policys_responses_are_weighed_and_it_is_shown(write_config: Write) -> None:

@@ -53,6 +53,7 @@ class World:
             stop=None,
             collector=self,
             skip=None,
+            rounds=None,
             drafter=None,
             steps_done=0,
             carried=[],

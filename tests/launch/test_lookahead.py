@@ -9,7 +9,7 @@ from contracts.rollout import EarlyUse, FinishReason, Rollout, Sampled
 from launch.config import Config
 from launch.config.lookahead import ahead_meanwhile, no_lookahead
 from launch.dispatch.early import EarlySampling, is_early
-from launch.report.summary import lookahead_text
+from launch.report.summary import lookahead_text, rounds_text
 from policies.lookahead import Worth
 from tests.actors.fake_engine import make_request, response
 
@@ -135,6 +135,7 @@ PLAUSIBLE = {"rollout": {"workers": 2, "lookahead": "auto"}}
         ({"rollout": {"staleness": 1}}, "staleness"),
         ({"rollout": {"partial": {"tokens_per_step": 10}}}, "partial"),
         ({"rollout": {"skip": {"after": 2}}}, "skip"),
+        ({"rollout": {"rounds": {"factor": 1.5}}}, "rounds"),
         ({"drafter": {"train": True}}, "drafter.train"),
         ({"rollout": {"workers": 1}}, "one worker"),
         ({"rollout": {"workers": 1}, "cluster": {"layout": "disaggregated"}}, None),
@@ -186,3 +187,11 @@ def test_the_summary_says_what_it_brought() -> None:
     )
     assert lookahead_text([{"lookahead/sampled_tokens": 0.0}]) is None
     assert lookahead_text([{}]) is None
+
+
+def test_the_summary_says_what_rounds_did() -> None:
+    short = {"rounds/long": 0.0, "rounds/waiting": 2.0, "lookahead/put_off_tokens": 30.0}
+    long = {"rounds/long": 1.0, "rounds/waiting": 0.0, "lookahead/put_off_tokens": 0.0}
+    assert rounds_text([short, long]) == "1 short, 1 long; 30 tokens put off; biased: order"
+    assert rounds_text([long, short]) == "1 short, 1 long; 30 tokens put off, 2 prompts wait; biased: order"
+    assert rounds_text([{}]) is None
