@@ -185,6 +185,14 @@ class RolloutOptions(BaseModel, frozen=True, extra="forbid"):
         Literal["auto", "off"],
         Field(description="idle workers sample the next step early; no token changes (docs/concepts/lookahead.md)"),
     ] = "off"
+    probe_first: Annotated[
+        bool,
+        Field(
+            description="one response of each prompt starts before the others, which are then expected to be as long; "
+            "no token changes (docs/concepts/rounds.md)"
+        ),
+        NotWith("environment", said="is set, but a turn's length says nothing of an episode's"),
+    ] = False
     partial: PartialOptions = PartialOptions()
     rounds: RoundsOptions = RoundsOptions()
     quantization: Annotated[

@@ -74,7 +74,9 @@ class RolloutDispatcher:
         workers look ahead (`early`) outside of runs too."""
         self._context, self._options = context, options
         self.early = EarlySampling(meanwhile=ahead_meanwhile)
-        self._requests = Requests(max_retries=options.max_retries, context=context, early=self.early)
+        self._requests = Requests(
+            max_retries=options.max_retries, context=context, early=self.early, probes=options.probe_first
+        )
         self._seats = Seats(options, context, self._requests)
         self._workers = Workers(
             spawn,

@@ -42,6 +42,7 @@ class _LedgerEntry:
     tokens: int = 0  # of all deltas
     retries: int = 0
     aborted: bool = False  # wanted no further: it is not re-issued
+    probe: bool = False  # the first of its prompt, where probes go first
     holder: str | None = None  # worker; None: waiting
 
     def remaining_tokens(self) -> float:
@@ -66,12 +67,16 @@ class _LedgerEntry:
 class Ledger:
     """The requests of one `run`. Request ids must be distinct."""
 
-    def __init__(self, requests: Iterable[Request], *, max_retries: int) -> None:
+    def __init__(self, requests: Iterable[Request], *, max_retries: int, probes: bool = False) -> None:
+        """`probes`: the first request of each prompt is handed out before the others are. When it has ended, those of
+        its prompt that still wait are expected to be as long."""
         self._open: dict[int, _LedgerEntry] = {}
         self._held: dict[str, dict[int, _LedgerEntry]] = {}  # by worker
         self._placed: list[_LedgerEntry] = []  # running from the next decision on: they go on where they were
         self._balance = Balance()
         self._max_retries = max_retries
+        self._probes, self._siblings = probes, dict[int, list[int]]()  # requests behind the probe, by prompt
+        self._later: dict[int, _LedgerEntry] = {}  # that wait for the probes to be handed out
         self.total = self.finished = 0
         for request in requests:
             self.add(request)
@@ -97,7 +102,12 @@ class Ledger:
             entry.holder = worker
             self._held.setdefault(worker, {})[request.request_id] = entry
             self._placed.append(entry)
+        elif (siblings := self._siblings.get(request.prompt_id)) is not None:
+            siblings.append(request.request_id)
+            self._later[request.request_id] = entry
         else:
+            if self._probes:
+                entry.probe, self._siblings[request.prompt_id] = True, []
             self._balance.wait(request.prompt_id, request.request_id, remaining)
 
     @property
@@ -107,12 +117,12 @@ class Ledger:
     @property
     def waiting(self) -> int:
         """Requests that nobody holds."""
-        return self._balance.waiting
+        return self._balance.waiting + len(self._later)
 
     @property
     def waiting_tokens(self) -> float:
         """Expected of them."""
-        return self._balance.waiting_tokens
+        return self._balance.waiting_tokens + sum(entry.remaining_tokens() for entry in self._later.values())
 
     def running(self, worker: str) -> Collection[int]:
         """Request ids that the worker holds: a view."""
@@ -133,7 +143,11 @@ class Ledger:
         for entry in placed:
             if entry.holder is not None and entry.request.request_id in self._open:  # else it was lost meanwhile
                 issued.setdefault(entry.holder, []).append(entry.issue())
-        for grant in self._balance.grants():
+        grants = self._balance.grants()
+        if self._later and not self._balance.waiting:
+            self._all_wait()
+            grants += self._balance.grants()
+        for grant in grants:
             held = self._held.setdefault(grant.worker, {})
             for request_id in grant.request_ids:
                 entry = held[request_id] = self._open[request_id]
@@ -169,7 +183,26 @@ class Ledger:
         self._release(entry)
         del self._open[rollout.request_id]
         self.finished += 1
+        if entry.probe and rollout.finish_reason is not FinishReason.ABORT:
+            self._expect(entry.request.prompt_id, exact(len(rollout.tokens)))
         return True
+
+    def _all_wait(self) -> None:
+        """The probes are handed out: the others are next."""
+        for request_id, entry in self._later.items():
+            self._balance.wait(entry.request.prompt_id, request_id, entry.remaining_tokens())
+        self._later.clear()
+
+    def _expect(self, prompt_id: int, tokens: float) -> None:
+        """Of the prompt's requests that wait."""
+        for request_id in self._siblings[prompt_id]:
+            entry = self._open.get(request_id)
+            if entry is None or entry.holder is not None:
+                continue
+            if request_id not in self._later:
+                self._balance.forget(prompt_id, request_id)
+                self._balance.wait(prompt_id, request_id, max(tokens - entry.tokens, 1.0))
+            entry.expected = tokens
 
     def abort(
         self, request_ids: Iterable[int], *, now_s: float, weights_version: int
@@ -186,7 +219,8 @@ class Ledger:
             if entry.holder is not None:
                 running.setdefault(entry.holder, []).append(request_id)
             elif (end := entry.ended()) is not None:
-                self._balance.forget(entry.request.prompt_id, request_id)
+                if self._later.pop(request_id, None) is None:
+                    self._balance.forget(entry.request.prompt_id, request_id)
                 ended.append(self._finish(entry, end, now_s, weights_version))
         return ended, running
 

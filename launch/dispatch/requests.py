@@ -17,8 +17,9 @@ from launch.dispatch.stats import DispatchStats, DispatchTally
 class Requests:
     """Requests of one dispatcher, one run after the other. Each end is posted as a RolloutEnded."""
 
-    def __init__(self, *, max_retries: int, context: Context, early: EarlySampling) -> None:
-        self._max_retries, self._context, self.early = max_retries, context, early
+    def __init__(self, *, max_retries: int, context: Context, early: EarlySampling, probes: bool = False) -> None:
+        """`probes`: one request of each prompt goes before the others (Ledger)."""
+        self._max_retries, self._context, self.early, self._probes = max_retries, context, early, probes
         self._version: int | None = None  # of the weights that every worker shall hold, if any
         self._heard = False  # somebody waits for what ends
         self._watched = False  # ... and for how far it has come
@@ -34,7 +35,7 @@ class Requests:
         """A run starts; workers are to be offered anew.
         `watch`: progress is posted, as RolloutProgressed. Raises ValueError: two requests with one id."""
         self._tally = DispatchTally(begin_s=self._context.clock())
-        self._ledger = Ledger(self.early.begin(requests), max_retries=self._max_retries)
+        self._ledger = Ledger(self.early.begin(requests), max_retries=self._max_retries, probes=self._probes)
         self._heard, self._watched = True, watch
 
     def abort_all(self) -> None:

@@ -1,4 +1,4 @@
-"""A short round's race (policies.rounds) by requests: which are wanted no further. Owns nothing but that translation."""
+"""A short round's race (policies.rounds) by requests: which are wanted no further. Owns that translation alone."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

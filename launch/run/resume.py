@@ -35,7 +35,7 @@ HARMLESS = (
     *("run.steps", "run.dir", "run.name", "observe", "checkpoint", "cluster", "coordinator", "drafter"),
     *("rollout.workers", "rollout.engine", "rollout.speculation", "rollout.max_retries", "rollout.max_worker_restarts"),
     *("rollout.stall_timeout_s", "rollout.weight_sync_timeout_s", "rollout.max_logprob_gap", "eval.every"),
-    "rollout.lookahead",
+    *("rollout.lookahead", "rollout.probe_first"),
     *("learner.ranks", "learner.device", "learner.threads", "learner.micro_batch_tokens", "learner.packing"),
     *(
         "learner.activation_checkpointing",

@@ -89,6 +89,7 @@ def _tree(config: Config, name: str, given: set[str]) -> tuple[dict[str, Any], l
             "training": {"enabled": config.drafter.train and workers > 1},
         },
         "budget": rollout.budget.model_dump(mode="json"),
+        "rounds": rollout.rounds.model_dump(mode="json"),
         "abort": rollout.abort.model_dump(mode="json"),
         "learning": {
             "ranks": learner.ranks,

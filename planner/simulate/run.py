@@ -125,9 +125,10 @@ class SimulatedRun:
             stop_s = clock.now_s - stopping_s
             self.acceptance.trained(trainers.micro_steps - trained_before)
             training_s = trainers.seconds - training_before
-        tokens = sum(one.tokens for one in self._asked)
+        learned = [one.tokens for one in self._asked if not one.put_off]
+        tokens = sum(learned)
         self._pass(scenario.workload.grade_s)
-        learn_s, stall_s = self.learner.learn(times, [one.tokens for one in self._asked])
+        learn_s, stall_s = self.learner.learn(times, learned)
         self._pass(times.weights_s)
         checkpoint_s = 0.0
         every = scenario.learning.checkpoint_every
@@ -148,9 +149,9 @@ class SimulatedRun:
             weights_s=times.weights_s,
             checkpoint_s=checkpoint_s,
             stall_s=stall_s,
-            responses=len(self._asked),
+            responses=len(learned),
             tokens=tokens,
-            longest=max(one.tokens for one in self._asked),
+            longest=max(learned),
             idle_s=max(self._idle_s - idle_before - training_s, 0.0),
             training_s=training_s,
             quality=quality,
@@ -177,7 +178,8 @@ class SimulatedRun:
         ]
         mean = sum(one.tokens for one in self._asked) / len(self._asked)
         self._granule = max(float(self.scenario.engine.progress_every_tokens), mean / _ROUGHLY)
-        self.ledger = ledger = Ledger(requests, max_retries=len(requests))
+        probes = self.scenario.workload.probe_first
+        self.ledger = ledger = Ledger(requests, max_retries=len(requests), probes=probes)
         self._tail_since_s = math.inf
         if self.trainers is not None:
             self.trainers.begin(number)

@@ -14,6 +14,7 @@ from pydantic import BaseModel, Field, ValidationError, field_validator, model_v
 
 from config.catalogue import CATALOGUE, TRAINED
 from config.coordinator import CoordinatorOptions
+from config.rounds import RoundsOptions
 from config.strategy import Strategy
 from config.token_budget import AbortOptions, BudgetOptions
 from launch.config.issues import ConfigError, Issue
@@ -100,6 +101,7 @@ class WorkloadOptions(_Section, frozen=True):
     prompt_tokens: Annotated[int, Field(ge=1)] = 256
     solved: Annotated[_Share, Field(description="mean reward; prompts differ (Beta with this mean, spread 2)")] = 0.5
     grade_s: Annotated[_Seconds, Field(description="of the last response, after the rollout")] = 0.1
+    probe_first: Annotated[bool, Field(description="rollout.probe_first")] = False
 
 
 class EngineScenario(_Section, frozen=True):
@@ -261,6 +263,7 @@ class Scenario(_Section, frozen=True):
     speculation: Speculation = Speculation()
     budget: BudgetOptions = BudgetOptions()
     abort: AbortOptions = AbortOptions()
+    rounds: RoundsOptions = RoundsOptions()
     hopeless: Annotated[_Share, Field(description="share of late responses that no answer would come from")] = 0.7
     learning: Learning = Learning()
     spot: Spot = Spot()
@@ -300,6 +303,8 @@ class Scenario(_Section, frozen=True):
             yield "speculation.training.enabled needs two workers: drafters learn on idle ones while others decode"
         if self.lengths.given is not None and not all(self.lengths.given):
             yield "lengths.given: a prompt without any length"
+        if self.rounds.factor is not None and (self.budget.on or self.abort.enabled):
+            yield "rounds.factor: leave budget and abort out, which decide by lengths too"
         if self.budget.on and self.workload.rollouts_per_prompt < 2:
             yield "budget needs workload.rollouts_per_prompt of 2 or more"
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from planner.simulate.lengths import GivenDraws, LengthDraws, draws_of
 from planner.simulate.scenario import Scenario
 from policies.lengths import LengthModel
+from policies.rounds import Race, Rounds, Turn
 from policies.token_budget.abort import thresholds
 from policies.token_budget.allocation import allocate
 from policies.token_budget.cost import ExpectedLengths, Visit
@@ -28,6 +29,7 @@ class Asked:
     tokens: int  # it will have
     expected: float
     given_up: bool = False
+    put_off: bool = False  # by its round: it ends here, and is not learned from
 
 
 @dataclass(slots=True, kw_only=True)
@@ -46,6 +48,9 @@ class Workload:
     _spread: SpreadModel = field(default_factory=SpreadModel)
     _window: LengthWindow = field(init=False)
     _ended: int = 0
+    _rounds: Rounds | None = None  # None: all that is sampled is learned from
+    _taken: int = 0  # prompts, of the rounds' order
+    _put_off: dict[Turn, list[int]] = field(default_factory=dict)  # lengths that were drawn
 
     def __post_init__(self) -> None:
         given, asked = self.scenario.lengths, self.scenario.workload
@@ -59,6 +64,15 @@ class Workload:
         self._lengths = LengthModel(given.max_tokens / 2)
         self._costs = ExpectedLengths(given.max_tokens / 2)
         self._window = LengthWindow(self.scenario.abort.window)
+        if (rounds := self.scenario.rounds).factor is not None:
+            self._rounds = Rounds(
+                factor=rounds.factor,
+                quantile=rounds.quantile,
+                window=rounds.window,
+                prompts=self._pool,
+                prompts_per_step=asked.prompts_per_step,
+                steps=asked.steps,
+            )
         if asked.known:
             past, visits = np.random.default_rng([self.scenario.seed, 3]), []
             for prompt in range(self._pool):
@@ -71,6 +85,9 @@ class Workload:
 
     def step(self) -> list[Asked]:
         """The next step's responses, by prompt."""
+        if self._rounds is not None:
+            self._steps += 1
+            return self._round(self._rounds)
         asked, budget = self.scenario.workload, self.scenario.budget
         prompts = self._next(asked.prompts_per_step)
         counts = [asked.rollouts_per_prompt] * len(prompts)
@@ -98,6 +115,39 @@ class Workload:
         if budget.on:
             self._costs.observe(visits)
         return found
+
+    def _round(self, rounds: Rounds) -> list[Asked]:
+        """Of a round by length. Those that are put off end when their groups are out: no response is longer than the
+        longest that is learned from and the mark. In their later round they are sampled anew: of early text nothing
+        is assumed to stand."""
+        plan = rounds.plan(self._turns)
+        natural = [self._put_off.pop(turn, []) or self._drawn(turn) for turn in plan.turns]
+        chosen, long, most = list(range(len(natural))), list[int](), self.scenario.lengths.max_tokens
+        if plan.races and plan.mark is not None:
+            race = Race([len(group) for group in natural], plan.keep, plan.mark)
+            for index, group in enumerate(natural):
+                for tokens in group:
+                    race.ended(index, tokens)
+            chosen, long = race.chosen(), race.long()
+            most = max(plan.mark, *(max(natural[index]) for index in chosen))
+        rounds.settle(plan, {index: max(natural[index]) for index in chosen}, long)
+        found = []
+        for index, (turn, group) in enumerate(zip(plan.turns, natural, strict=True)):
+            expected, put_off = self._lengths.expected_tokens(turn[1]), index not in chosen
+            found += [Asked(turn[1], min(tokens, most), expected, put_off=put_off) for tokens in group]
+            if put_off:
+                self._put_off[turn] = group
+            else:
+                self._lengths.observe(turn[1], sum(group) / len(group))
+        return found
+
+    def _turns(self, count: int) -> list[Turn]:
+        first, self._taken = self._taken, self._taken + count
+        return [((first + place) // self._pool, prompt) for place, prompt in enumerate(self._next(count))]
+
+    def _drawn(self, turn: Turn) -> list[int]:
+        rng = np.random.default_rng([self.scenario.seed, 4, *turn])
+        return [int(n) for n in self._draws.lengths(turn[1], self.scenario.workload.rollouts_per_prompt, rng)]
 
     def _next(self, count: int) -> list[int]:
         found: list[int] = []

@@ -282,3 +282,57 @@ def test_a_response_that_its_rule_had_ended_is_finished_by_the_ledger_as_the_eng
     [made] = ledger.lose("a", "gone", now_s=5.0, weights_version=1).finished
     assert (made.tokens.tolist(), made.finish_reason) == (whole.tokens.tolist(), whole.finish_reason)
     assert made.propensity == whole.propensity
+
+
+def test_a_probe_of_each_prompt_goes_first_and_says_how_long_the_others_will_be() -> None:
+    """Three prompts of three, two places: all probes before any other, then the group of the longest probe."""
+    asked = {i: replace(make_request(i, i // 3), expected_tokens=10.0) for i in range(9)}
+    ledger = Ledger(asked.values(), max_retries=0, probes=True)
+    lengths = {0: 5, 3: 50, 6: 20}
+    assert ledger.waiting == 9
+    assert ledger.waiting_tokens == 90.0
+    order = list[int]()
+    running = [request for requests in give(ledger, w=2).values() for request in requests]
+    while running:
+        order += [request.request_id for request in running]
+        for request in running:
+            count = lengths.get(request.request_id, 10)
+            whole = Sampled(np.zeros(count, np.int32), np.zeros(count, np.float32), np.zeros(count, np.float32))
+            assert ledger.finish("w", rollout(request.request_id, whole, FinishReason.STOP))
+        running = [request for requests in ledger.assign().values() for request in requests]
+    assert set(order[:3]) == set(lengths)
+    assert order[4:] == [4, 5, 7, 8, 1, 2][-len(order[4:]) :]
+    assert ledger.done
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_with_probes_each_request_still_ends_once(data: st.DataObject) -> None:
+    """Ends, losses and aborts in any order; the books of who waits stay right."""
+    asked = [replace(make_request(i, i // 4), expected_tokens=float(1 + i % 5)) for i in range(12)]
+    ledger = Ledger(asked, max_retries=100, probes=True)
+    held: dict[str, set[int]] = {"a": set(), "b": set()}
+    ended = set[int]()
+    for _ in range(400):
+        for name, requests in give(ledger, a=2, b=3).items():
+            held[name] |= {request.request_id for request in requests}
+        assert ledger.waiting == 12 - len(ended) - sum(map(len, held.values()))
+        assert ledger.waiting_tokens >= ledger.waiting
+        if ledger.done:
+            break
+        name = data.draw(st.sampled_from(sorted(name for name in held if held[name])))
+        match data.draw(st.sampled_from(["end", "end", "lose", "abort"])):
+            case "end":
+                request_id = data.draw(st.sampled_from(sorted(held[name])))
+                held[name].discard(request_id)
+                ended.add(request_id)
+                tokens = tokens_of(asked[request_id], 0, 1)
+                assert ledger.finish(name, rollout(request_id, tokens, FinishReason.STOP))
+            case "lose":
+                loss = ledger.lose(name, "gone", now_s=0.0, weights_version=1)
+                ended |= {one.request_id for one in loss.finished}
+                held[name].clear()
+            case _:
+                gone, _ = ledger.abort([data.draw(st.integers(0, 11))], now_s=0.0, weights_version=1)
+                ended |= {one.request_id for one in gone}
+    assert ledger.done

@@ -40,6 +40,17 @@ def test_the_simulator_loads_neither_ray_nor_torch() -> None:
     assert found.stdout.split() == ["False", "False"]
 
 
+def test_rounds_learn_from_as_many_tokens_in_less_time_and_are_the_products_own() -> None:
+    plain = SMALL.but(workload__pool=256, workload__steps=8, lengths__between=0.9, engine__max_running=64)
+    short, outcome = simulate(plain.but(rounds__factor=1.5, rounds__quantile=0.67)), simulate(plain)
+    assert [step.responses for step in short.steps] == [step.responses for step in outcome.steps]
+    assert short.rollout_s < outcome.rollout_s
+    assert min(step.longest for step in short.steps) < min(step.longest for step in outcome.steps)
+    with pytest.raises(ConfigError, match="leave budget and abort out"):
+        plain.but(rounds__factor=1.5, budget__share=0.5)
+    assert simulate(plain.but(workload__probe_first=True)).tokens == outcome.tokens
+
+
 @settings(max_examples=25, deadline=None)
 @given(
     nodes=st.integers(1, 6),

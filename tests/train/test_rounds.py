@@ -56,10 +56,13 @@ def test_the_same_in_one_process_without_ray(runs: Runs, alone: Path) -> None:
         assert [row.get(name) for row in here.rows] == [row.get(name) for row in runs.steps("rounds")], name
 
 
-@pytest.mark.parametrize("workers", [2, pytest.param(3, marks=pytest.mark.long)])
-def test_the_same_with_more_workers(runs: Runs, alone: Path, workers: int) -> None:
+@pytest.mark.parametrize(
+    ("workers", "extra"),
+    [(2, ("rollout.probe_first=true", "rollout.engine.max_running=4")), pytest.param(3, (), marks=pytest.mark.long)],
+)
+def test_the_same_with_more_workers_and_probes(runs: Runs, alone: Path, workers: int, extra: tuple[str, ...]) -> None:
     name = f"rounds-{workers}"
-    runs.run(name, *ROUNDS, f"rollout.workers={workers}")
+    runs.run(name, *ROUNDS, f"rollout.workers={workers}", *extra)
     assert first_difference(alone, runs.root / name) is None
     assert digest(runs.root / name) == digest(alone)
 
