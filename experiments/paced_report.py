@@ -29,7 +29,10 @@ NAMES = {
     "default": "default: all drafters",
     "lookahead": "lookahead, no drafts",
     "das-lookahead": "DAS and lookahead",
+    "rounds": "[rounds by length](../concepts/rounds.md), no drafts",
+    "das-rounds": "DAS and rounds by length",
 }
+REORDERED = ("rounds", "das-rounds")  # other tokens in each RL step: sums over all of them are compared
 HEAD = (
     "arm | seeds | rollout, times faster | RL step, times faster | first RL steps | accept length | "
     "saved, said | saved, measured | late"
@@ -62,7 +65,8 @@ def table(runs: Sequence[Row], settings: Row, machine: Row) -> str:
         f"{settings['setting'].strip(' ,')}; {max(steps, default=0)} RL steps each, "
         "from 2 on in ratios, paired by RL step: median (95 % bootstrap interval). First RL steps: ratios of the first "
         f"{FIRST}, means over seeds. Seconds saved: of all engines, per run, in seconds of this machine. Late: parts "
-        f"that took this machine longer than their pace, the worst seed. {machine['cores']} cores of {machine['cpu']}, "
+        f"that took this machine longer than their pace, the worst seed. Of sums: of all RL steps, least and most over "
+        f"seeds. {machine['cores']} cores of {machine['cpu']}, "
         f"no GPU; commit {machine['commit']}. Written by `python -m experiments.paced_run`."
     )
     return "\n\n".join([*parts, fill(words, 100)])
@@ -93,8 +97,8 @@ def _line(arm: str, valid: Mapping[tuple[str, int], Row]) -> list[str] | None:
     return [
         NAMES[arm],
         seeds,
-        _ratio(pairs, "rollout_s"),
-        _ratio(pairs, "rl_s"),
+        _ratio(pairs, "rollout_s", whole=arm in REORDERED),
+        _ratio(pairs, "rl_s", whole=arm in REORDERED),
         " ".join(f"{ratio:.2f}" for ratio in firsts),
         f"{fmean(lengths):.1f}" if lengths else "-",
         f"{said:.1f} s",
@@ -103,6 +107,10 @@ def _line(arm: str, valid: Mapping[tuple[str, int], Row]) -> list[str] | None:
     ]
 
 
-def _ratio(pairs: Sequence[tuple[Row, Row]], key: str) -> str:
+def _ratio(pairs: Sequence[tuple[Row, Row]], key: str, *, whole: bool) -> str:
+    """`whole`: of sums over all RL steps of a seed, else of each."""
+    if whole:
+        sums = sorted(sum(off[key]) / sum(row[key]) for off, row in pairs)
+        return f"{fmean(sums):.2f} ({sums[0]:.2f} to {sums[-1]:.2f}) of sums"
     found = interval([a / b for off, row in pairs for a, b in zip(off[key][WARM:], row[key][WARM:], strict=True)])
     return f"{found['median']:.2f} ({found['low']:.2f} to {found['high']:.2f})"

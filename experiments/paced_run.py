@@ -10,8 +10,9 @@ forecasts no acceptance of a 7B model's text.
 
 - The learner is priced so that plain decoding takes `share` of rollout and update together: a pilot of two RL steps
   without drafts gives the rollout's seconds per token.
-- All arms of a seed must have the same tokens and losses. Each begins cold: no calibration, no drafter but the one
-  fitted offline to the warm start.
+- All arms of a seed must have the same tokens and losses, but for those with rounds by length, which learn from the
+  prompts of an epoch in another order: give them whole epochs, whose sums are compared.
+- Each arm begins cold: no calibration, no drafter but the one fitted offline to the warm start.
 - Parts that took this machine longer than their pace are late. A run with more than 5 % late is void and stands in the
   table as such.
 - Ratios are paired by RL step against plain decoding, RL steps from 2 on: medians, bootstrap 95 % intervals.
@@ -33,17 +34,19 @@ from actors.pacing import read_tallies
 from benchmarks.harness import ROOT, command, write
 from benchmarks.same_losses import first_difference
 from experiments.ablation import NOTHING, QUIET, of_the_task, warm_start
-from experiments.paced_report import write_pages
+from experiments.paced_report import REORDERED, write_pages
 from experiments.pacing import CONTEXT_SCALE, DeviceName, pace_of
 from launch.config import Config, load_config
 from launch.drafter.offline_fit import fitted_folder
 from launch.observe.journal import read
 from policies.roofline.pace import Pace
 
-TASK = "guess_and_check"
+TASKS = ("guess_and_check", "long_guess_and_check")
+TASK = TASKS[0]
 PILOT_STEPS = 2
 LAYOUTS = ("embedded", "disaggregated")
 TALLIES = "paced"  # in a run's folder
+ROUNDS = "rollout.rounds.factor=1.5", "rollout.rounds.quantile=0.67"
 _UNTRAINED = "drafter={train: false}"
 _EAGLE = '["eagle:4", "eagle:2", "eagle:8", "eagle:4x3/12", plain]'
 # Arm: its configuration and what it changes there.
@@ -69,6 +72,8 @@ ARMS: dict[str, tuple[str, tuple[str, ...]]] = {
     "default": (f"{TASK}/config.yaml", ()),
     "lookahead": (f"{TASK}/config.yaml", (*NOTHING, "rollout.lookahead=auto")),
     "das-lookahead": ("systems/das.yaml", ("rollout.lookahead=auto",)),
+    "rounds": (f"{TASK}/config.yaml", (*NOTHING, *ROUNDS)),
+    "das-rounds": ("systems/das.yaml", ROUNDS),
 }
 SUMMED = {"rollout_s": "seconds/rollout", "rl_s": "seconds/step", "learn_s": "seconds/learn"}
 
@@ -87,13 +92,15 @@ class Setting:
     layout: str
     extra: tuple[str, ...]
     run_dir: Path
+    task: str = TASK
 
     @property
     def key(self) -> str:
         """As the journal has it."""
         numbers = f"share {self.share:g}, scale {self.scale:g}, context {self.context_scale:g}"
         apart = "" if self.layout == "embedded" else f"{self.layout}, "
-        return f"{self.device} {self.model}, {numbers}, {self.workers} workers, {apart}{' '.join(self.extra)}"
+        task = "" if self.task == TASK else f"{self.task}, "
+        return f"{self.device} {self.model}, {numbers}, {self.workers} workers, {apart}{task}{' '.join(self.extra)}"
 
     def places(self) -> tuple[str, ...]:
         """In the layout, all on this machine: workers and learner take shares of its cores, and no GPUs."""
@@ -124,7 +131,7 @@ def configuration(setting: Setting, arm: str, seed: int, warm: Path, name: str) 
     file, changes = ARMS[arm]
     path = ROOT / "examples" / file
     mine = [
-        *of_the_task(load_config(ROOT / "examples" / TASK / "config.yaml").config),
+        *of_the_task(load_config(ROOT / "examples" / setting.task / "config.yaml").config),
         *("warmup=null", f"model.path={warm}", f"run.dir={setting.run_dir}", f"run.name={name}", f"run.seed={seed}"),
         *(f"run.steps={setting.steps}", "data.eval=null", "eval.every=0", *QUIET, "observe.samples_per_step=100000"),
         f"rollout.workers={setting.workers}",
@@ -254,12 +261,12 @@ def prices(setting: Setting) -> dict[str, Any]:
 
 def make(setting: Setting, arm: str, seed: int, journal: Path) -> dict[str, Any]:
     """Run one arm, and add it to the journal."""
-    warm = warm_start(TASK, seed, setting.run_dir)
+    warm = warm_start(setting.task, seed, setting.run_dir)
     price, name = learner_price(setting, seed, warm, journal), f"{arm}-{seed}"
     run_arm(setting, arm, seed, warm, price, name)
     row = row_of(setting, arm, seed, setting.run_dir / name, price)
     plain = setting.run_dir / f"off-{seed}"
-    row["differs"] = None if arm == "off" else first_difference(plain, setting.run_dir / name)
+    row["differs"] = None if arm == "off" or arm in REORDERED else first_difference(plain, setting.run_dir / name)
     with journal.open("a", encoding="utf-8") as file:
         file.write(json.dumps(row) + "\n")
     return row
@@ -267,6 +274,7 @@ def make(setting: Setting, arm: str, seed: int, journal: Path) -> dict[str, Any]
 
 def main(
     *overrides: Annotated[str, "KEY=VALUE of the configuration, for all arms"],
+    task: Annotated[str, "the example that all arms are trained on", TASKS] = TASK,
     device: Annotated[str, "whose costs", ("A100", "H100")] = "A100",
     model: Annotated[str, "Qwen2.5 of this size; the A100's sweep is of 7b"] = "7b",
     share: Annotated[float, "of rollout in rollout and update together, for plain decoding"] = 0.7,
@@ -292,9 +300,10 @@ def main(
         layout=layout,
         extra=tuple(overrides),
         run_dir=run_dir.resolve(),
+        task=task,
     )
-    if not (needed := ROOT / "examples" / TASK / "data/model").is_dir():
-        raise SystemExit(f"{needed} is not there: python -m examples.{TASK}.make_data")
+    if not (needed := ROOT / "examples" / task / "data/model").is_dir():
+        raise SystemExit(f"{needed} is not there: python -m examples.{task}.make_data")
     journal = setting.run_dir / "journal.jsonl"
     setting.run_dir.mkdir(parents=True, exist_ok=True)
     for arm, seed in () if tables else missing(setting, arms, seeds, journal):

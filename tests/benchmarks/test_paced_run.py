@@ -61,7 +61,7 @@ def test_arms_are_the_examples_on_the_same_task(tmp_path: Path, arm: str) -> Non
         assert getattr(config, part) == getattr(plain, part), part
     assert config.rollout.sampling == plain.rollout.sampling
     assert (config.run.seed, config.run.steps, config.rollout.workers.max) == (3, 4, 2)
-    assert (config.speculation.mode == "off") == (arm in ("off", "lookahead"))
+    assert (config.speculation.mode == "off") == (arm in ("off", "lookahead", "rounds"))
     words = source.split(" ")
     assert load_config(Path(words[0]), _joined(words[1:])).config == config
 
@@ -90,6 +90,12 @@ def test_void_runs_are_named_and_not_counted() -> None:
     )
     assert "all drafters" not in text
     assert [is_valid(row) for row in rows] == [True, True, False, True, False]
+
+
+def test_arms_that_reorder_are_compared_by_sums() -> None:
+    rows = [_row("off", 0, 4.0), _row("rounds", 0, 2.0)]
+    (line,) = [line for line in table(rows, SETTING, MACHINE).splitlines() if line.startswith("| [rounds")]
+    assert "| 2.00 (2.00 to 2.00) of sums |" in line
 
 
 def test_the_journal_keeps_the_last_run_of_an_arm(tmp_path: Path) -> None:
