@@ -8,7 +8,7 @@ busy machine gives the same. Put-off responses count to where their group is lea
 
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -51,7 +51,7 @@ def counted(overrides: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _races(metrics: dict[str, float]) -> bool:
+def _races(metrics: Mapping[str, float]) -> bool:
     return not metrics.get("rounds/long") and metrics.get("rounds/waiting", 0.0) > 0
 
 
