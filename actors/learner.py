@@ -4,8 +4,10 @@ torch is imported when the rank joins, so the driver can import this module with
 """
 
 import logging
+import math
 import os
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -60,6 +62,17 @@ class Place:
     pid: int
 
 
+@dataclass(frozen=True, slots=True)
+class PublishedDelta:
+    """Beside a whole buffer: what changed since the one before."""
+
+    base_version: int
+    ref: "ray.ObjectRef[Any] | None"  # None: it would be larger than was asked for
+    total_bytes: int
+    changed: float  # share of the elements
+    seconds: float  # to find out
+
+
 def fix_threads(threads: int) -> None:
     """Before torch is imported: teams of exactly so many threads, whatever the environment says. OpenMP and MKL may
     take fewer when the machine is busy; a weight gradient over more than some 750 tokens is then added up in another
@@ -81,6 +94,8 @@ class LearnerRank:
         self._trainer: Trainer | None = None
         self._store: Any = None
         self._published: ray.ObjectRef[Any] | None = None
+        self._manifest: WeightsManifest | None = None  # of `_published`
+        self._delta: ray.ObjectRef[Any] | None = None
         self._version = 0  # of the weights: what was published last
         self._weights_store: Any = None
         self._sender: Sender | None = None
@@ -204,17 +219,35 @@ class LearnerRank:
 
     @ray.method
     def publish(
-        self, version: int, masters: bool = False
-    ) -> "tuple[WeightsManifest, ray.ObjectRef[Any], float] | None":
-        """Rank 0: manifest, the buffer in the object store, owned by this actor, and the seconds that rounding took;
-        None from the others. `masters`: see Trainer.publish."""
+        self, version: int, masters: bool = False, delta_share: float = 0.0
+    ) -> "tuple[WeightsManifest, ray.ObjectRef[Any], float, PublishedDelta | None] | None":
+        """Rank 0: manifest, the buffer in the object store, owned by this actor, the seconds that rounding took, and a
+        delta from what was published before (see LearnerGroup.publish); None from the others. `masters`: see
+        Trainer.publish."""
         published = self._ready.publish(version, masters=masters)
         self._version = version
         if published is None:
             return None
         manifest, buffer = published
+        delta = self._delta_to(manifest, buffer, delta_share) if delta_share > 0 else None
         self._published = ray.put(buffer)  # the previous version is released here, unless somebody still reads it
-        return manifest, self._published, self._ready.quantise_s
+        self._manifest = manifest
+        return manifest, self._published, self._ready.quantise_s, delta
+
+    def _delta_to(self, manifest: WeightsManifest, buffer: "NDArray[np.uint8]", share: float) -> PublishedDelta | None:
+        from models.delta import Held, changed_elements, encode
+
+        if self._published is None or self._manifest is None or self._manifest.tensors != manifest.tensors:
+            return None
+        start_s = time.monotonic()
+        old = Held(self._manifest, ray.get(self._published))  # in this node's store: a view
+        found = encode(old, Held(manifest, buffer), limit_bytes=int(share * manifest.total_bytes))
+        base, seconds = self._manifest.version, time.monotonic() - start_s
+        if found is None:
+            return PublishedDelta(base, None, 0, 1.0, seconds)
+        self._delta = ray.put(found)  # kept as long as the buffer is
+        changed = changed_elements(found) / sum(math.prod(spec.shape) for spec in manifest.tensors)
+        return PublishedDelta(base, self._delta, found.size, changed, seconds)
 
     @ray.method
     def open_weights_store(self, host: str, timeout_s: float) -> str:

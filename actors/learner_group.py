@@ -20,7 +20,7 @@ from ray.exceptions import ActorDiedError, GetTimeoutError, OutOfMemoryError, Ra
 
 from actors.context import Context
 from actors.identity import unique_name
-from actors.learner import LearnerRank, LearnerSpec, Place
+from actors.learner import LearnerRank, LearnerSpec, Place, PublishedDelta
 from actors.loop import SLICE_S
 from actors.training.errors import LearnerLostError, LossKind
 from config.formats import Quantization
@@ -117,6 +117,7 @@ class LearnerGroup:
         self._layouts: dict[bool, tuple[tuple[TensorSpec, ...], int]] = {}  # of the masters, or of what rollouts have
         self._sendings = 0
         self.quantise_s = 0.0  # that rank 0 spent in rounding what was published or sent last
+        self.delta: PublishedDelta | None = None  # to what was published last
         self._rests: bool | None = None  # whether with the optimizer; None: never asked
         self._rested = False
         size = learner.ranks
@@ -222,14 +223,19 @@ class LearnerGroup:
         result: StepResult = self._ask("sft_step", shared)[0]
         return result
 
-    def publish(self, version: int, *, masters: bool = False) -> "tuple[WeightsManifest, ray.ObjectRef[Any]]":
+    def publish(
+        self, version: int, *, masters: bool = False, delta_share: float = 0.0
+    ) -> "tuple[WeightsManifest, ray.ObjectRef[Any]]":
         """The current weights as (manifest, reference to a uint8 numpy buffer), as rollouts have them, or the adapters
         that engines make them of (`adapters_only`); `masters`: all weights, in model.dtype. The buffer is owned by rank
-        0's actor, which keeps the newest one; older ones live as long as somebody holds their reference."""
-        published = self._ask("publish", version, masters)[0]
+        0's actor, which keeps the newest one; older ones live as long as somebody holds their reference.
+        `delta_share`: what changed since the one before goes beside it, as `delta`, if it is not larger than this share
+        of the buffer; 0: nobody looks. After a rank was lost there is none before."""
+        self.delta = None
+        published = self._ask("publish", version, masters, delta_share)[0]
         assert published is not None
         manifest: WeightsManifest = published[0]
-        self.quantise_s = published[2]
+        self.quantise_s, self.delta = published[2], published[3]
         return manifest, published[1]
 
     def send(

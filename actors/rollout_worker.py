@@ -28,14 +28,16 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar, assert_never, cast
 
 import numpy as np
 import ray
 from numpy.typing import NDArray
+from ray.exceptions import RayError
 
 from actors.engine.core import RolloutEngine
+from actors.handoff.base import BaseWeights
 from actors.identity import log_to
 from actors.spot_host import SpotEvent, SpotHost, SpotPlan
 from actors.termination import on_sigterm
@@ -57,6 +59,7 @@ from contracts.rollout import (
     Slept,
     WeightsLoaded,
 )
+from models.delta import DeltaError
 from models.manifest import WeightsManifest
 
 EngineFactory = Callable[[], RolloutEngine]
@@ -224,6 +227,7 @@ class RolloutWorker:
         self._reason = ""
         self._starts = 0
         self._loaded: WeightsLoaded | None = None
+        self._base = BaseWeights()
         self._asleep = False  # by the driver's wish; the spot trainer's pauses are its own
         self._changing = asyncio.Lock()
         self._telling = asyncio.Lock()  # first come, first served
@@ -299,6 +303,28 @@ class RolloutWorker:
             elif isinstance(command, UpdateDrafter):
                 await self._spot.drafter_changed(command.manifest, memory)
         return answer
+
+    @ray.method
+    async def update_weights(
+        self, manifest: WeightsManifest, whole: "Sequence[ray.ObjectRef[Memory]]", delta: "Sequence[ray.ObjectRef[Any]]"
+    ) -> WeightsLoaded:
+        """As `ask(UpdateWeights(manifest), memory)`, and keep the buffer for the next delta (a copy of the weights in
+        this worker's memory). `delta`: one reference to a delta from the weights before, or none; `whole`: one to the
+        buffer, which is fetched only if there is no delta or it does not lead there: `instead` of the answer says
+        why. Both within sequences, so that Ray fetches neither before. Raises as `ask`, and RayError."""
+        memory, instead = None, ""
+        if delta:
+            try:
+                memory = await asyncio.to_thread(self._base.change, manifest, await delta[0])
+            except (DeltaError, RayError) as error:
+                instead = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        way = "store" if memory is None else "delta"
+        if memory is None:
+            self._base.forget()  # not beside the next one
+            memory = await whole[0]
+            self._base.keep(manifest, memory)
+        answer: WeightsLoaded = await self.ask(UpdateWeights(manifest), memory)
+        return replace(answer, way=way, instead=instead)
 
     @ray.method
     async def target_weights(self, manifest: WeightsManifest, memory: Memory) -> None:

@@ -125,6 +125,10 @@ class ClusterOptions(BaseModel, frozen=True, extra="forbid"):
         Literal["auto", "store", "ipc", "broadcast"],
         Field(description="how engines get new weights (docs/concepts/fleet.md); auto: by layout"),
     ] = "auto"
+    weights_delta: Annotated[
+        Literal["auto", "never", "always"],
+        Field(description="send only the elements that changed (docs/concepts/fleet.md); auto: to other nodes"),
+    ] = "auto"
     offload: Annotated[
         Literal["auto", "never", "always"],
         Field(description="free memory of a shared GPU between phases; auto: if it needs it"),

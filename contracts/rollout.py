@@ -315,9 +315,10 @@ class WeightsLoaded(EngineAnswer):
     version: int
     checksum: int
     seconds: float
-    way: str = "store"  # how they came: "store", "ipc" or "broadcast"
+    way: str = "store"  # how they came: "store", "delta", "ipc" or "broadcast"
     quantization: Quantization = "none"  # of what the engine stores and computes with now
     failure: str = ""  # why weights that were offered did not come: `version` is not theirs
+    instead: str = ""  # why they came whole although a delta was sent
 
 
 @dataclass(frozen=True, slots=True)

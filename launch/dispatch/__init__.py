@@ -59,6 +59,7 @@ _WHERE = {
     "WorkerMeasured": "events",
     "WorkerSampled": "events",
     "WorkerUp": "events",
+    "Deltas": "seat",
     "FailedRequest": "ledger",
     "NoWorkersError": "errors",
     "RolloutDispatcher": "dispatcher",
@@ -80,6 +81,7 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
+    "Deltas",
     "DispatchEvent",
     "DispatchStats",
     "DrafterNews",

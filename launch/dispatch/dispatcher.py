@@ -35,6 +35,7 @@ from launch.dispatch.events import DrafterNews, DrafterPublished, WeightsGone, W
 from launch.dispatch.requests import Requests
 from launch.dispatch.seat import (
     FETCH_TIMEOUT_S,
+    Deltas,
     Seat,
     SeatState,
     Weights,
@@ -129,15 +130,24 @@ class RolloutDispatcher:
         """Requests of the present run that no worker has, and the tokens that are expected of them."""
         return self._requests.waiting
 
-    def set_weights(self, manifest: WeightsManifest, ref: "ObjectRef[Any]") -> int:
+    def set_weights(self, manifest: WeightsManifest, ref: "ObjectRef[Any]", deltas: Deltas | None = None) -> int:
         """Send weights to all workers at once and check what each answers. `ref`: uint8 buffer in the object store.
 
         Returns when every worker that is up holds them, how many that are; one that fails or is too slow is lost, and
         gets them when it is back. Raises StaleWeightsError, NoWorkersError."""
         self._stop_early()
-        self._workers.loading.set(Weights(manifest, ref))
+        self._workers.loading.set(Weights(manifest, ref, deltas))
         self._hear_of_drafters()
         return sum(seat.state is SeatState.READY for seat in self._seats.by_name.values())
+
+    @property
+    def by_delta(self) -> int:
+        """Workers that made the present weights of the ones before and a delta."""
+        return self._workers.loading.by_delta
+
+    def elsewhere(self, home: str) -> bool:
+        """Whether a worker is on another node than this one."""
+        return any(seat.node_id not in ("", home) for seat in self._seats.by_name.values())
 
     def renew_weights(self, manifest: WeightsManifest, ref: "ObjectRef[Any]") -> None:
         """Another buffer with the weights that workers hold, for those who come later: its maker is another one."""

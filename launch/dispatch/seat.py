@@ -68,6 +68,17 @@ class Weights:
 
     manifest: WeightsManifest
     ref: "ObjectRef[Any]"
+    deltas: "Deltas | None" = None
+
+
+@dataclass(frozen=True, slots=True)
+class Deltas:
+    """Workers keep what they load, and get what changed next time. `home`: node of the workers that do not, since they
+    map the whole buffer there; "": all do. Without `ref` there is no delta to these weights."""
+
+    home: str
+    base_version: int = -1
+    ref: "ObjectRef[Any] | None" = None
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -89,6 +100,7 @@ class Seat:
     reason: str = ""  # why it was lost last, or is about to be
     node_id: str = ""  # where its engine is; "": it is not up
     retiring: bool = False  # it leaves for good, by the driver's wish
+    held_version: int | None = None  # of the buffer that its worker keeps, or is about to
     handed_back: set[int] = field(default_factory=set)  # requests that it has given back (LEAVING)
     pending: "ObjectRef[Any] | None" = None  # answer of restart_engine, UpdateWeights or ReceiveWeights
     stream: ObjectRefGenerator | None = None
@@ -110,6 +122,7 @@ class Seat:
     def start_engine(self) -> None:
         self.forget()
         self.node_id = ""
+        self.held_version = None  # it gets them whole, as whoever joins late: a base would be no smaller
         self._expect(self.handle.restart_engine.remote())
 
     def open_stream(self) -> None:
@@ -117,7 +130,14 @@ class Seat:
         self._await(self.stream)
 
     def load(self, weights: Weights) -> None:
-        self._expect(self.ask(UpdateWeights(weights.manifest), weights.ref))
+        deltas, held = weights.deltas, self.held_version
+        self.held_version = None
+        if deltas is None or (deltas.home and deltas.home == self.node_id):
+            self._expect(self.ask(UpdateWeights(weights.manifest), weights.ref))
+            return
+        delta = [deltas.ref] if deltas.ref is not None and held == deltas.base_version else []
+        self._expect(self.handle.update_weights.remote(weights.manifest, [weights.ref], delta))
+        self.held_version = weights.manifest.version
 
     def receive(self, offer: Offer) -> None:
         self._expect(self.ask(ReceiveWeights(offer)))

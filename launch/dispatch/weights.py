@@ -82,6 +82,7 @@ class Loading:
         self._limit_s = seats.options.weight_sync_timeout_s
         self._weights: Weights | None = None
         self._handing: HandOver | None = None  # new ones are on their way
+        self.by_delta = 0  # workers that made the present weights so
 
     @property
     def version(self) -> int | None:
@@ -91,6 +92,7 @@ class Loading:
     def set(self, weights: Weights) -> None:
         """All load these. Returns when every seat that is up holds them. Raises StaleWeightsError, NoWorkersError."""
         self._hold(weights)
+        self.by_delta = 0
         for seat in self._seats.by_name.values():
             if seat.state in (SeatState.READY, SeatState.LOADING):
                 self._load(seat, weights)
@@ -150,6 +152,10 @@ class Loading:
             seat.spans.other("load_weights", seat.since_wall_s, self._seats.context.wall())
         if self._handing is None:
             assert self._weights is not None
+            if loaded.instead:
+                said = f"{seat.name}: {loaded.instead}; it took all of version {loaded.version}"
+                self._seats.context.observer.event("weights_delta_refused", said)
+            self.by_delta += loaded.way == "delta"
             self._check(seat, loaded, self._weights)
             self._seats.ready(seat)
             return

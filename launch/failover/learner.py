@@ -18,6 +18,7 @@ import numpy as np
 import ray
 from numpy.typing import NDArray
 
+from actors.learner import PublishedDelta
 from actors.learner_group import STARTING, LearnerGroup, StepUnderWay
 from actors.training.checkpoint import CheckpointError
 from actors.training.errors import LearnerLostError
@@ -137,6 +138,16 @@ class FailoverLearner:
         return self._ready.quantise_s
 
     @property
+    def delta(self) -> PublishedDelta | None:
+        """See LearnerGroup."""
+        return self._ready.delta
+
+    @property
+    def home(self) -> str:
+        """Id of the node that has what is published."""
+        return self._ready.places[0].node_id
+
+    @property
     def nodes(self) -> set[str]:
         """Ids of the nodes that the ranks run on."""
         return set() if self._group is None else {place.node_id for place in self._group.places}
@@ -233,8 +244,10 @@ class FailoverLearner:
                 "steps_not_kept", f"{error}; a learner lost before the next checkpoint cannot be recovered"
             )
 
-    def publish(self, version: int, *, masters: bool = False) -> "tuple[WeightsManifest, ray.ObjectRef[Any]]":
-        manifest, ref = self._ask("publish", version, masters=masters)
+    def publish(
+        self, version: int, *, masters: bool = False, delta_share: float = 0.0
+    ) -> "tuple[WeightsManifest, ray.ObjectRef[Any]]":
+        manifest, ref = self._ask("publish", version, masters=masters, delta_share=delta_share)
         self.published(version, manifest.checksum, masters=masters)
         return manifest, ref
 

@@ -43,6 +43,7 @@ from launch.interrupt import Interrupt
 from launch.observe import Observer, SpeculationMeter
 from launch.precision import precision_text
 from launch.run.collect import Collector
+from launch.run.deltas import DeltaChoice
 from launch.run.episodes import EpisodeRunner
 from launch.run.inputs import Inputs, load_inputs
 from launch.run.job import Job, prompt_skip
@@ -137,7 +138,9 @@ def open_job(
             rounds=round_sampling(config, inputs.prompts),
             learner=learner,
             dispatcher=dispatcher,
-            publisher=Publisher(learner, dispatcher, context),
+            publisher=Publisher(
+                learner, dispatcher, context, DeltaChoice(config.cluster.weights_delta, context.observer)
+            ),
             memory=SharedMemory(learner, dispatcher, context),
             collector=Collector(
                 context,

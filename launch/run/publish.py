@@ -10,10 +10,16 @@ from launch.config import Config
 from launch.context import RunContext
 from launch.dispatch import RolloutDispatcher
 from launch.failover import FailoverLearner
+from launch.run.deltas import DeltaChoice
 
 _IN_VAIN = 2  # hand-overs in a row of which no engine got anything; then the store is the way for the rest of the run
 
-BY_WAY = {"ipc": "weights/by_ipc", "broadcast": "weights/by_broadcast", "store": "weights/by_store"}
+BY_WAY = {
+    "ipc": "weights/by_ipc",
+    "broadcast": "weights/by_broadcast",
+    "store": "weights/by_store",
+    "delta": "weights/by_delta",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +62,10 @@ class Publisher:
         learner: FailoverLearner,
         dispatcher: RolloutDispatcher,
         context: RunContext,
+        deltas: DeltaChoice | None = None,
     ) -> None:
+        """`deltas`: None where all weights are in one process."""
+        self._deltas = deltas
         self._learner, self._dispatcher, self._context = learner, dispatcher, context
         config = context.config
         self._choice = way_of(config)
@@ -75,6 +84,10 @@ class Publisher:
         return self._by_pieces(version, self._way, masters)
 
     def _by_store(self, version: int, masters: bool) -> Published:
+        if self._deltas is not None:
+            home = self._learner.home
+            if share := self._deltas.share(elsewhere=self._dispatcher.elsewhere(home)):
+                return self._by_delta(version, masters, self._deltas, share)
         start_s = time.monotonic()
         with self._context.learner_span("publish"):
             manifest, ref = self._learner.publish(version, masters=masters)
@@ -83,6 +96,24 @@ class Publisher:
         self._tell({"store": workers}, {})
         seconds = {"publish": written_s - start_s, "sync": time.monotonic() - written_s}
         return Published(seconds, self._metrics(manifest.total_bytes, {"store": workers}))
+
+    def _by_delta(self, version: int, masters: bool, choice: DeltaChoice, share: float) -> Published:
+        """Through the store, with what changed beside the whole buffer."""
+        start_s = time.monotonic()
+        with self._context.learner_span("publish"):
+            manifest, ref = self._learner.publish(version, masters=masters, delta_share=share)
+        found, written_s = self._learner.delta, time.monotonic()
+        workers = self._dispatcher.set_weights(manifest, ref, choice.deltas(found, self._learner.home))
+        by_delta = self._dispatcher.by_delta
+        ways = {"store": workers - by_delta, "delta": by_delta}
+        self._tell(ways, {})
+        seconds = {"publish": written_s - start_s, "sync": time.monotonic() - written_s}
+        metrics = self._metrics(manifest.total_bytes, ways)
+        if found is not None:
+            metrics["weights/delta_s"] = found.seconds
+            if found.ref is not None:
+                metrics |= {"weights/delta_bytes": float(found.total_bytes), "weights/changed": found.changed}
+        return Published(seconds, metrics)
 
     def _by_pieces(self, version: int, way: Way, masters: bool) -> Published:
         start_s = time.monotonic()

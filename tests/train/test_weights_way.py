@@ -36,6 +36,26 @@ def test_losses_are_bitwise_those_of_the_object_store(runs: Runs, store: list[di
 
 
 @pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("quantization", ["none", "w8a8"])
+def test_losses_are_bitwise_the_same_by_what_changed(runs: Runs, ray_head: str, quantization: str) -> None:
+    settings = ["run.steps=3", "rollout.workers=2", "model.dtype=bfloat16", "learner.optimizer.lr=1e-6"]
+    settings += [f"rollout.quantization={quantization}", "eval.every=0"]
+    whole = runs.run(f"whole-{quantization}", *settings)
+    steps = runs.run(f"by-delta-{quantization}", *settings, "cluster.weights_delta=always")
+    assert numbers(steps) == numbers(whole)
+    assert runs.texts(f"by-delta-{quantization}") == runs.texts(f"whole-{quantization}")
+    assert [row["weights/by_delta"] for row in whole] == [0, 0, 0]
+    assert [row["weights/by_delta"] for row in steps] == [
+        2,
+        2,
+        2,
+    ]  # the initial ones, before the first step, were whole
+    assert all(0 < row["weights/delta_bytes"] < row["weights/bytes"] / 5 for row in steps)
+    assert "weights_delta_refused" not in (runs.root / f"by-delta-{quantization}/events.jsonl").read_text()
+
+
+@pytest.mark.long
 def test_phases_of_memory_change_no_number(runs: Runs, store: list[dict[str, Any]]) -> None:
     """Engines sleep while the learner works, and its optimizer's state is away while they decode."""
     moves = runs.run("moves", "run.steps=3", "rollout.workers=2", "cluster.offload=always", "cluster.weights=ipc")

@@ -1,0 +1,42 @@
+"""Whether new weights go to workers as what changed. Owns that a default costs nothing where it brings nothing."""
+
+from typing import Literal
+
+from actors.learner import PublishedDelta
+from launch.dispatch import Deltas
+from launch.observe import Observer
+
+_SHARE = 0.25  # of the whole buffer, above which `auto` leaves a delta: to encode and to apply it costs too
+_IN_VAIN = 3  # updates in a row whose delta was larger; then `auto` looks no more
+
+
+class DeltaChoice:
+    """By `cluster.weights_delta`. For weights that go through the object store."""
+
+    def __init__(self, wanted: Literal["auto", "never", "always"], observer: Observer) -> None:
+        self._wanted, self._observer = wanted, observer
+        self._in_vain = 0
+
+    def share(self, *, elsewhere: bool) -> float:
+        """The largest delta that the learner shall make, as a share of the whole; 0: it need not look. `elsewhere`: a
+        worker is on another node than the learner's rank 0. On its node all map the one buffer, which is faster."""
+        match self._wanted:
+            case "always":
+                return 1.0
+            case "auto" if elsewhere and self._in_vain < _IN_VAIN:
+                return _SHARE
+            case _:
+                return 0.0
+
+    def deltas(self, found: PublishedDelta | None, home: str) -> Deltas:
+        """For the workers, of what the learner found: None: there was nothing to compare with."""
+        if found is not None and self._wanted == "auto":
+            self._in_vain = 0 if found.ref is not None else self._in_vain + 1
+            if self._in_vain == _IN_VAIN:
+                self._observer.event(
+                    "weights_delta_given_up",
+                    f"in {_IN_VAIN} updates in a row what changed was no smaller than {_SHARE:.0%} of the weights: "
+                    "from now on all of them are sent (cluster.weights_delta)",
+                )
+        home = "" if self._wanted == "always" else home
+        return Deltas(home) if found is None else Deltas(home, found.base_version, found.ref)
