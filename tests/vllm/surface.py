@@ -103,7 +103,7 @@ SURFACE: Mapping[str, Mapping[str, Sequence[str] | None]] = {
         "finalize_layerwise_processing": ("model", "model_config"),
         "finalize_layerwise_reload": (),
     },
-    "config/vllm.py": {"set_current_vllm_config": ("vllm_config",)},
+    "config/vllm.py": {"set_current_vllm_config": ("vllm_config",), "VllmConfig.use_v2_model_runner": ()},
     "utils/torch_utils.py": {"set_default_torch_dtype": ("dtype",)},
 }  # fmt: skip
 

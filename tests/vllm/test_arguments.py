@@ -1,11 +1,14 @@
 """What vLLM is told at its start. Needs no vLLM."""
 
+import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from actors.engine.vllm.arguments import OURS, engine_arguments
+from actors.engine.vllm.arguments import OURS, V1_SWITCH, engine_arguments, prepare_environment, require_v1
+from actors.engine.vllm.versions import UnsupportedVllmError
 from actors.engine.wire import Start
 from config.model import ModelOptions
 from config.rollout import EngineOptions
@@ -37,3 +40,21 @@ def test_what_paceline_sets_cannot_be_set_beside_it(tmp_path: Path) -> None:
     for name in OURS:
         with pytest.raises(ValueError, match=rf"rollout\.engine\.vllm_arguments: {name} cannot be set"):
             arguments(tmp_path, vllm_arguments={name: 1})
+
+
+@pytest.mark.parametrize(("switch", "cause"), [("1", f"{V1_SWITCH}=1"), ("0", "vllm_arguments")])
+def test_model_runner_v2_is_refused_with_what_chose_it(
+    monkeypatch: pytest.MonkeyPatch, switch: str, cause: str
+) -> None:
+    monkeypatch.setenv(V1_SWITCH, switch)
+    require_v1(SimpleNamespace(use_v2_model_runner=False))
+    with pytest.raises(UnsupportedVllmError, match=f"Model Runner V2.*leave {cause} out"):
+        require_v1(SimpleNamespace(use_v2_model_runner=True))
+
+
+def test_v1_is_asked_for_unless_somebody_has_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    for before, after in ((None, "0"), ("1", "1")):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "environ", {} if before is None else {V1_SWITCH: before})
+            prepare_environment()
+            assert os.environ[V1_SWITCH] == after

@@ -8,6 +8,7 @@ from typing import Any
 
 import psutil
 
+from actors.engine.vllm.versions import UnsupportedVllmError
 from actors.engine.vllm.worker import EXTENSION
 from actors.engine.wire import Start
 
@@ -33,13 +34,14 @@ OURS = frozenset(
         "enable_sleep_mode",
     }
 )
+V1_SWITCH = "VLLM_USE_V2_MODEL_RUNNER"
 _ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # this process is a child already
     "VLLM_LOGGING_LEVEL": "ERROR",  # its warnings are about what is set here on purpose
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # engines share a machine: rollout.engine.threads says how many each has
-    "VLLM_USE_V2_MODEL_RUNNER": "0",  # it keeps drafts on its own side: what the scheduler drafts would not reach it
+    V1_SWITCH: "0",  # V2 keeps drafts on its own side: what the scheduler drafts would not reach it
 }
 _SEEDS = (1 << 31) - 1
 _CPU_KV_BYTES = 1 << 32  # at most: what is allocated follows from rollout.engine.kv_tokens
@@ -50,6 +52,17 @@ def prepare_environment() -> None:
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     warnings.filterwarnings("ignore", category=FutureWarning)  # of what vLLM imports
+
+
+def require_v1(config: Any) -> None:
+    """Refuse Model Runner V2, which drafts by itself. `config`: vLLM's VllmConfig. Raises UnsupportedVllmError: someone
+    has set the switch, or an argument that only V2 serves (watermarks, HiSparse)."""
+    if config.use_v2_model_runner:
+        why = f"{V1_SWITCH}={os.environ.get(V1_SWITCH)}" if os.environ.get(V1_SWITCH) != "0" else "vllm_arguments"
+        raise UnsupportedVllmError(
+            "vLLM chose Model Runner V2, which takes no drafts from its scheduler, so rollout.speculation would do "
+            f"nothing: leave {why} out, so that V1 is used (docs/howto/vllm.md)"
+        )
 
 
 def engine_arguments(

