@@ -29,6 +29,7 @@ GUESSED = 3.0  # times the price of making a drafter ready must be earned back w
 STAY_STEPS = 64  # over which the price of switching a drafter on is spread
 LOSSES = 1.0  # times `exploration`: a drafter that has lost so much of the decode time is out for a while
 PAST_STEPS = 4096  # what was decoded, lost and saved so many steps ago counts for half
+WORST = 4.0  # times what was expected: no step counts as longer, so that one pause rules no drafter out
 BUCKET_NODES = (64, 32, 16, 16, 12, 12)  # most tokens to verify at 1, 2, 3-4, 5-8, 9-16, 17 and more: CUDA graphs
 
 
@@ -67,6 +68,7 @@ class AdaptivePolicy:
         self._preparation = Preparation()
         self._decoded_s = 0.0
         self._saved_s: dict[str, float] = {}  # by drafter, beside plain decoding
+        self._kept: dict[str, tuple[float, float]] = {}  # by drafter: seconds its steps were to take, and took
         self._stake: tuple[Strategy, float, float] | None = None  # of the trial at hand: arm, seconds, best tokens/s
         self._evaluating = False
         self._running, self._last = 0, PLAIN
@@ -157,6 +159,8 @@ class AdaptivePolicy:
         self._decoded_s *= keep
         for drafter in self._saved_s:
             self._saved_s[drafter] *= keep
+        for drafter, (expected_s, took_s) in self._kept.items():
+            self._kept[drafter] = keep * expected_s, keep * took_s
         drafted: dict[Strategy, list[StepOutcome]] = {}
         plainly = 0
         for outcome in outcomes:
@@ -182,11 +186,25 @@ class AdaptivePolicy:
     def _balance(self, drafter: str, steps: list[StepOutcome]) -> None:
         """Book what the drafter saved beside plain decoding. Of a gain, no more than it may lose is kept."""
         saved_s = self._saved_s.get(drafter, 0.0)
+        expected_s, took_s = self._kept.get(drafter, (0.0, 0.0))
         for outcome in steps:
+            draft_s = self.costs.draft_s(outcome.strategy, outcome.load.running)
+            if outcome.kind is StepKind.USUAL and draft_s is not None:
+                one_s = outcome.elapsed_s - outcome.draft_s + draft_s
+                expected_s, took_s = expected_s + one_s, took_s + min(outcome.elapsed_s, WORST * one_s)
             plain_s = None if outcome.kind is StepKind.DISTURBED else self.plain_s(outcome.load)
             if plain_s is not None:
                 saved_s += plain_s * (1 + outcome.accepted / outcome.load.running) - outcome.elapsed_s
         self._saved_s[drafter] = min(saved_s, self._may_lose_s)
+        self._kept[drafter] = expected_s, took_s
+
+    def _lateness(self, drafter: str) -> float:
+        """By how much its steps took longer than with drafts as predicted, >= 1: the usual price of drafts that are
+        now and then very late is not their mean. What may be lost is doubt: it grows while others decode, and brings
+        the drafter back."""
+        expected_s, took_s = self._kept.get(drafter, (0.0, 0.0))
+        doubt_s = self._may_lose_s
+        return max((took_s + doubt_s) / (expected_s + doubt_s), 1.0) if doubt_s else 1.0
 
     @property
     def _may_lose_s(self) -> float:
@@ -273,7 +291,7 @@ class AdaptivePolicy:
     def _rate(self, load: Load, arm: int, rows: float, accepted: float) -> float:
         """Tokens per second of an arm whose drafts have so many rows per request, so many of them accepted."""
         strategy = self._arms[arm]
-        seconds = self._seconds(load, strategy, rows)
+        seconds = self._seconds(load, strategy, rows) * self._lateness(strategy.drafter)
         return load.running * (1 + accepted) / (seconds + self._joining_s(load, strategy, seconds))
 
     def _seconds(self, load: Load, strategy: Strategy, rows: float, *, hoping: bool = False) -> float:
@@ -328,6 +346,7 @@ class AdaptivePolicy:
                 continue
             hoped = float(expected.hoped[i])
             seconds = self._seconds(load, arm, max(float(expected.rows[i]), hoped), hoping=True)
+            seconds *= self._lateness(arm.drafter)
             gain = load.running * (1 + hoped) / (seconds + self._joining_s(load, arm, seconds)) / rate - 1
             if gain <= MARGIN:
                 continue

@@ -33,6 +33,8 @@ class World:
     noise: float = 0.05  # standard deviation of a step's time, relative
     stalls: float = 0.0  # share of steps that the machine interrupts for stall_s
     stall_s: float = 5e-3
+    late: Mapping[str, float] = field(default_factory=dict)  # by drafter, in how many of its steps it takes late_s more
+    late_s: float = 0.0
     pass_s: Mapping[str, float] = field(default_factory=dict)  # by drafter, per level of depth: a network's passes
     catch_up_s: Mapping[str, float] = field(default_factory=dict)  # by drafter, when switched on ...
     catch_up_row_s: float = 0.0  # ... and per token that it has not followed, up to CONTEXT_TOKENS per request
@@ -194,6 +196,8 @@ class Simulation:
             late_s += world.prepare_s.get(strategy.drafter, 0.0)
             self._ready.add(strategy.drafter)
         drafting_s = world.drafting_s(strategy) + late_s
+        if (often := world.late.get(strategy.drafter, 0.0)) and self._draw.random() < often:
+            drafting_s += world.late_s
         noise = max(0.2, 1 + world.noise * self._draw.normal())
         rows = count + drafted + 300 * prefill
         elapsed_s = drafting_s + (world.fixed_s + world.row_s * rows) * noise
