@@ -15,7 +15,7 @@ from actors.engine.native.ranks.orders import (
     CopyBlocks,
     EndPieces,
     Failed,
-    Load,
+    LoadWeights,
     Move,
     Obeyed,
     Order,
@@ -101,7 +101,7 @@ class Follower:
                 self._runner.compact(moves)
             case Resize(max_nodes):
                 self._runner.resize(max_nodes)
-            case Load(manifest, buffer):
+            case LoadWeights(manifest, buffer):
                 load_packed(self._model, manifest, buffer)
                 self._runner.weights_changed()
                 return Obeyed()

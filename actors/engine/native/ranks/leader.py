@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from actors.engine.native.ranks.join import device_environment, join_ranks, open_store
-from actors.engine.native.ranks.orders import BeginPieces, Failed, Load, Obeyed, Order, RankStart, TakePiece
+from actors.engine.native.ranks.orders import BeginPieces, Failed, LoadWeights, Obeyed, Order, RankStart, TakePiece
 from actors.engine.wire import Start
 from actors.processes.parent import ChildProcess
 from models.checkpoint import load_packed
@@ -92,7 +92,7 @@ class Followers:
         whole = dict(unpack(manifest, buffer))
         check_whole(model.whole, whole)
         for rank, child in enumerate(self._children, 1):
-            child.send(Load(*pack(parts_of(whole, model.whole, rank, self.ranks), manifest.version)))
+            child.send(LoadWeights(*pack(parts_of(whole, model.whole, rank, self.ranks), manifest.version)))
         load_packed(model, *pack(parts_of(whole, model.whole, 0, self.ranks), manifest.version))
         self.wait()
 

@@ -49,7 +49,7 @@ class Resize:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class LoadWeights:
     """New weights: this rank's parts. Answered."""
 
     manifest: WeightsManifest
@@ -85,7 +85,7 @@ class EndPieces:
     """All have come. Answered."""
 
 
-Order = Step | CopyBlocks | Move | Resize | Load | BeginPieces | TakePiece | EndPieces | SleepRank | WakeRank
+Order = Step | CopyBlocks | Move | Resize | LoadWeights | BeginPieces | TakePiece | EndPieces | SleepRank | WakeRank
 
 
 @dataclass(frozen=True, slots=True)
