@@ -82,7 +82,7 @@ def read_published(directory: str | Path, target: ModelConfig) -> PublishedHead:
 
 
 def _read(path: Path, found: Mapping[str, Any], target: ModelConfig) -> PublishedHead:
-    form = _form(path, found)
+    form = form_of(path, found)
     layer: Mapping[str, Any] = found
     if form == "speculators":
         layer = found.get("transformer_layer_config") or {}
@@ -125,7 +125,8 @@ def _read(path: Path, found: Mapping[str, Any], target: ModelConfig) -> Publishe
     )
 
 
-def _form(path: Path, found: Mapping[str, Any]) -> Form:
+def form_of(path: Path, found: Mapping[str, Any]) -> Form:
+    """By the keys of a config.json. Raises EagleWeightsError: no EAGLE-3 head."""
     kind = found.get("speculators_model_type")
     if kind is not None:
         if kind != "eagle3":

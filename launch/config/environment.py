@@ -19,7 +19,7 @@ from actors.engine.vllm.versions import UnsupportedVllmError, check_version
 from config.catalogue import FRESH_WEIGHTS
 from config.formats import FORMATS, LowBitFormat
 from config.tree import Config
-from drafter.published import EagleWeightsError, is_published, read_published
+from drafter.published import EagleWeightsError, form_of, is_published, read_published
 from launch.config import gym
 from launch.config.check_lora import lora_fit
 from launch.config.hub import download_line
@@ -276,6 +276,7 @@ def _published(head: Path, model: Path) -> Iterator[Issue]:
     """What is wrong with the config.json of a head that others published; its tensors are looked at by
     launch.commands.preflight."""
     try:
+        form_of(head / "config.json", _json(head / "config.json"))  # whatever the model is
         read_published(head, ModelConfig.from_hf(_json(model / "config.json")))
     except EagleWeightsError as error:
         yield Issue("rollout.speculation.eagle.path", str(error), remedy=WRONG_HEAD)

@@ -10,7 +10,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from config.strategy import Strategy
 from policies.drafter.acceptance import AcceptanceTally
 
 MIN_DRAFTED = 256  # tokens without an accepted one: at a tenth of drafts right, one head in 800 is so unlucky
@@ -45,7 +44,7 @@ class SilenceWatch:
         """(strategy, drafted, accepted) of an RL step -> what is certain now and was not told yet."""
         by_name: dict[str, AcceptanceTally] = defaultdict(AcceptanceTally)
         for strategy, drafted, accepted in strategies:
-            name = Strategy.parse(strategy).drafter
+            name = strategy.partition(":")[0]
             if name in self._names and drafted:
                 by_name[name].add(strategy, drafted, min(accepted, drafted))
         found = [self._judge(name, tally) for name, tally in sorted(by_name.items())]

@@ -115,8 +115,8 @@ def test_a_place_is_nowhere_while_ray_does_not_answer(monkeypatch: pytest.Monkey
     place.worker_options("rollout-0")
     assert not place.there("rollout-0")
     assert not place.ready("rollout-0")
-    assert "Ray does not say" in place.missing("rollout-0")
-    assert "Ray does not say" in place.missing_learner()
+    assert "Ray did not report" in place.missing("rollout-0")
+    assert "Ray did not report" in place.missing_learner()
 
 
 @pytest.mark.parametrize(("layout", "questions"), [("disaggregated", 1 + 8), ("colocated", 1 + 8)])

@@ -129,7 +129,7 @@ class Group:
     def begin_step(self, sequences: list[TrainSequence], step: int, *, asked: int | None) -> StepUnderWay:
         return StepUnderWay(lambda: self.train_step(sequences, step, asked=asked), lambda: self.world.ended)
 
-    def publish(self, version: int, *, masters: bool = False) -> tuple[WeightsManifest, Any]:
+    def publish(self, version: int, *, masters: bool = False, delta_share: float = 0.0) -> tuple[WeightsManifest, Any]:
         found: tuple[WeightsManifest, Any] = self.ask(
             f"publish {version}", lambda: (WeightsManifest(version, self._sum(), (), 8), self)
         )

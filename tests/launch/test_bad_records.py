@@ -54,7 +54,7 @@ class Dispatcher:
     collector: Any = None
     done = False
 
-    def begin(self, requests: Any) -> None:
+    def begin(self, requests: Any, *, watch: bool = False) -> None:
         self._requests = requests
 
     def wait(self, until: Any) -> None:

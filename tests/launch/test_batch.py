@@ -89,7 +89,7 @@ class Dispatcher:
         self.drafters = self
         self.collector: Any = None
 
-    def begin(self, requests: Any) -> None:
+    def begin(self, requests: Any, *, watch: bool = False) -> None:
         self._order = list(requests)
         self._arrival(self._order)
 

@@ -109,13 +109,13 @@ def test_after_one_rollout_a_cold_model_is_as_good_as_a_calibrated_one(kind: str
         assert cold.step_s(batch, batch, batch * 900) == pytest.approx(plain(batch, 900), rel=0.1)
 
 
-@pytest.mark.parametrize("requests", [8, 32, 128])
-def test_what_is_known_of_the_device_makes_the_first_rollout_as_good_as_a_calibrated_one(requests: int) -> None:
-    """Nothing but its peaks. Without them the first rollout of 32 and of 128 requests is more than 3 % longer."""
+def test_what_is_known_of_the_device_makes_first_rollouts_as_good_as_calibrated_ones() -> None:
+    """Nothing but its peaks. Without them first rollouts are 2 % longer, of 32 requests 3.3 %."""
     free = free_rows("cpu", pace_of("A100", scale=1.0))
     assert free is not None
-    cold, known = CostModel(free=free), CostModel(calibration())
-    assert rollouts("adaptive", cold, requests, 1)[0] <= 1.03 * rollouts("adaptive", known, requests, 1)[0]
+    cold = [rollouts("adaptive", CostModel(free=free), requests, 1)[0] for requests in (16, 32, 64)]
+    known = [rollouts("adaptive", CostModel(calibration()), requests, 1)[0] for requests in (16, 32, 64)]
+    assert sum(cold) <= 1.01 * sum(known)
 
 
 def test_a_device_of_which_nothing_is_known_has_no_rows_for_free() -> None:

@@ -65,7 +65,7 @@ class Group(local.LocalLearner):
         do = super().reference_kl
         return cast(list[Any], self.ask(f"reference_kl {step}", lambda: do(sequences, step)))
 
-    def publish(self, version: int, *, masters: bool = False) -> Any:
+    def publish(self, version: int, *, masters: bool = False, delta_share: float = 0.0) -> Any:
         do = super().publish
         return self.ask(f"publish {version}", lambda: do(version, masters=masters))
 

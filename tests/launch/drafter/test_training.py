@@ -81,7 +81,7 @@ class Workers(Dispatcher):
         super().__init__()
         self.fail = fail
 
-    def begin(self, requests: Any) -> None:
+    def begin(self, requests: Any, *, watch: bool = False) -> None:
         pass
 
     def wait(self, until: Any) -> None:
