@@ -66,6 +66,7 @@ class AcceptanceModel:
         self._nodes = np.zeros(tables)  # drafted
         self._widths = np.array([tree.tokens_to_verify / tree.depth for tree in trees])  # nodes per level, at first
         self._fill = np.ones(tables)  # nodes per level, as drafted
+        self._fresh = np.zeros(tables)  # request-steps of them since the drafter's memory grew last
         self._clock = 0.0  # engine steps
         self._stale = True  # the shares
         self._slots: dict[int, int] = {}  # by problem, the one not seen for longest first; slot 0 is nobody's
@@ -97,6 +98,7 @@ class AcceptanceModel:
         keep = 0.5 ** (drafts / MEMORY)
         self._counts[:, table] = keep * self._counts[:, table] + found
         self._nodes[table] = keep * self._nodes[table] + sum(outcome.drafted for outcome in outcomes)
+        self._fresh[table] = keep * self._fresh[table] + drafts
         self.passed(len(outcomes), table)
 
     def passed(self, steps: int, drafting: int | None = None) -> None:
@@ -116,6 +118,13 @@ class AcceptanceModel:
             self._counts[:, table] *= keep
             self._nodes[table] *= keep
             self._problems[table] *= keep
+        self._stale = True
+
+    def grown(self, drafter: str) -> None:
+        """It knows more texts than before: what was seen is what to expect, but no reason to hope for no more. One that
+        was tried while it knew nothing is tried again."""
+        for table in {table for arm, table in self._table.items() if arm.drafter == drafter}:
+            self._fresh[table] = 0.0
         self._stale = True
 
     def expected(self, prompt_ids: Int64Array) -> Expected:
@@ -188,18 +197,28 @@ class AcceptanceModel:
     def _estimate(self) -> None:
         """Every level borrows from the one above it, or a tree's from the chain's."""
         self._stale = False
-        tried, offered, stood, could, made = self._counts
+        shares, of = self._of(self._counts)
+        # Hope is of what was seen since the memory grew.
+        seen = self._counts[_COULD, :, 0]
+        grown = self._fresh < 0.999 * seen
+        lately = np.where(grown, self._fresh / np.maximum(seen, 1e-9), 1.0)
+        likely, sure = self._of(self._counts * lately[:, None]) if grown.any() else (shares, of)
+        hoped = np.minimum(likely[:2] + HOPED * np.sqrt(likely[:2] * (1 - likely[:2]) / sure[:2]), 1.0)
+        self._shares = np.concatenate((shares[:2], hoped, shares[2:]))
+        chains, made = self._chains, self._counts[_MADE]
+        nodes = self._nodes[chains:] + BORROWED * self._widths
+        self._fill[chains:] = nodes / (made[chains:].sum(1) + BORROWED)
+
+    def _of(self, counts: Float64Array) -> tuple[Float64Array, Float64Array]:
+        """Of counts: shares [3, tables, levels] (P it goes on, stands, goes on in drafting), and of how many."""
+        tried, offered, stood, could, made = counts
         won, of = np.stack((offered, stood, made)), np.stack((tried, offered, could)) + BORROWED
         chains = self._chains
         # p[i] = (won[i] + BORROWED p[i - 1]) / of[i], in closed form.
         borrowed = np.cumprod(BORROWED / of[:, :chains], 2)
         chain = borrowed * (self._first + np.cumsum(won[:, :chains] / of[:, :chains] / borrowed, 2))
         tree = (won[:, chains:] + BORROWED * chain[:, self._chain_of]) / of[:, chains:]
-        shares = np.minimum(np.concatenate((chain, tree), 1), 1.0)  # but for rounding
-        hoped = np.minimum(shares[:2] + HOPED * np.sqrt(shares[:2] * (1 - shares[:2]) / of[:2]), 1.0)
-        self._shares = np.concatenate((shares[:2], hoped, shares[2:]))
-        nodes = self._nodes[chains:] + BORROWED * self._widths
-        self._fill[chains:] = nodes / (made[chains:].sum(1) + BORROWED)
+        return np.minimum(np.concatenate((chain, tree), 1), 1.0), of  # but for rounding
 
 
 @dataclass(frozen=True, slots=True)

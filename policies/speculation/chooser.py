@@ -138,8 +138,12 @@ class AdaptivePolicy:
             hold.left = 0
 
     def new_target(self) -> None:
+        """New weights come with the texts that were finished under the old ones: retrieval knows more."""
         self._digest()
         self._preparation.new_target()
+        for drafter in {arm.drafter for arm in self._arms}:
+            if _retrieves(drafter):
+                self.acceptance.grown(drafter)
         for hold in self._holds:
             if _prepares(hold.strategy.drafter):
                 hold.left = 0
@@ -363,6 +367,11 @@ class AdaptivePolicy:
 def _prepares(drafter: str) -> bool:
     entry = CATALOGUE.get(drafter)
     return entry is not None and entry.prepares > 0
+
+
+def _retrieves(drafter: str) -> bool:
+    entry = CATALOGUE.get(drafter)
+    return entry is not None and not entry.is_network and not entry.prepares
 
 
 def _bucket(running: int) -> int:

@@ -146,6 +146,26 @@ def test_hope_shrinks_with_what_was_seen_and_grows_back_while_nothing_is() -> No
     assert float(model.expected(NOBODY).hoped[1]) > 3 * low
 
 
+def test_a_drafter_that_knows_more_texts_is_hoped_of_again_and_expected_as_it_was() -> None:
+    """One trial settles it: of what it says now."""
+    model = AcceptanceModel(CHAINS)
+    nothing = step(CHAINS[0], [0] * 32, [0] * 32)
+    model.learn(CHAINS[0], [nothing])
+    before = model.expected(NOBODY)
+    assert before.hoped[0] < 0.5, "it was tried while it knew nothing"
+    model.grown("suffix")
+    grown = model.expected(NOBODY)
+    assert grown.hoped[0] > 4
+    assert grown.accepted.tolist() == before.accepted.tolist()
+    assert grown.rows.tolist() == before.rows.tolist()
+    model.learn(CHAINS[0], [nothing])
+    assert model.expected(NOBODY).hoped[0] < 0.5
+    model.grown("suffix")
+    model.grown("another")
+    model.learn(CHAINS[0], [step(CHAINS[0], [8] * 32, [8] * 32)] * 4)
+    assert model.expected(NOBODY).accepted[0] > before.accepted[0] + 2
+
+
 @pytest.mark.parametrize(("before", "after"), [(0.9, 0.1), (0.1, 0.9)])
 def test_change_is_followed(before: float, after: float) -> None:
     model, everyone = AcceptanceModel(CHAINS), np.zeros(8, np.int64)
