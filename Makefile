@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV ?= .venv
 VLLM := .venv-vllm
 DOCS := .venv-docs
-# The versions that CI tests. On a GPU machine choose your own torch (2.11 to 2.13): make install CONSTRAINTS=
+# The versions that CI tests. On a GPU machine choose your own torch (2.11 to 2.14): make install CONSTRAINTS=
 CONSTRAINTS ?= constraints/tested.txt
 # For what is built as for what is installed; pip before 25.3 reads the first for both.
 PINNED := $(if $(CONSTRAINTS),PIP_CONSTRAINT=$(CONSTRAINTS) PIP_BUILD_CONSTRAINT=$(CONSTRAINTS))

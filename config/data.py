@@ -123,6 +123,11 @@ class DataOptions(BaseModel, frozen=True, extra="forbid"):
         Literal["chat", "plain"], Field(description="chat: apply the chat template; plain: keep the text")
     ] = "chat"
     chat_template: Annotated[str | None, Field(description="Jinja template in place of the tokenizer's"), _CHAT] = None
+    chat_template_kwargs: Annotated[
+        dict[str, Any],
+        Field(description="variables that the chat template reads, e.g. {enable_thinking: false}"),
+        _CHAT,
+    ] = {}
     max_prompt_tokens: Annotated[int, Field(ge=1, description="tokens; longer prompts are dropped and counted")] = 1024
     on_bad_line: Annotated[Literal["fail", "skip"], Field(description="what a malformed record does")] = "fail"
     shuffle: Annotated[bool, Field(description="shuffle every epoch, by run.seed")] = True

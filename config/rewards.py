@@ -93,7 +93,7 @@ class RewardTerm(BaseModel, frozen=True, extra="forbid"):
     ] = None
     retries: Annotated[
         int,
-        Field(ge=0, le=100, description="judge: retries after timeouts, lost connections, status 408, 429, 5xx"),
+        Field(ge=0, le=100, description="judge: retries after timeouts, lost connections, 408, 409, 425, 429 and 5xx"),
         _JUDGE,
     ] = 5
     key_env: Annotated[

@@ -6,7 +6,7 @@ stands between two turns of the model.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,8 @@ from actors.data.errors import DataError
 from actors.data.tokenizers import Tokenizer
 from config.data import DataOptions
 
+# What every chat template is given, by us and by transformers.
+_GIVEN = ("messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now")
 _PROBE = "a prompt, to see that the template works before the data is read"
 
 
@@ -32,6 +34,7 @@ class Template:
     chat_template: str | None
     system_prompt: str | None
     tools: Sequence[dict[str, Any]] = ()  # schemas, as chat templates take them
+    arguments: Mapping[str, Any] = field(default_factory=dict)  # further variables of the chat template
 
     def render(self, prompt: Any, observed: Sequence[Mapping[str, str]] = ()) -> str:
         """Text of a prompt field: a string, or for chat a list of {"role", "content"} messages; behind it what was
@@ -101,6 +104,7 @@ class Template:
                 add_generation_prompt=to_answer,
                 chat_template=self.chat_template,
                 tools=list(self.tools) or None,
+                **self.arguments,
             )
         except jinja2.TemplateSyntaxError as error:
             raise DataError(f"{self.source}: the chat template is not valid Jinja: {error}") from error
@@ -127,8 +131,14 @@ def make_template(options: DataOptions, tokenizer: Tokenizer, tools: Sequence[di
             "with data.chat_template=..."
         )
     template = Template(
-        tokenizer, chat=True, chat_template=options.chat_template, system_prompt=options.system_prompt, tools=tools
+        tokenizer,
+        chat=True,
+        chat_template=options.chat_template,
+        system_prompt=options.system_prompt,
+        tools=tools,
+        arguments=options.chat_template_kwargs,
     )
+    _check_arguments(template)
     try:
         rendered = template.render(_PROBE)
     except BadPromptError as error:
@@ -141,6 +151,27 @@ def make_template(options: DataOptions, tokenizer: Tokenizer, tools: Sequence[di
                 "with data.chat_template"
             )
     return template
+
+
+def _check_arguments(template: Template) -> None:
+    """Raise DataError where the chat template reads no variable of an argument's name: Jinja ignores such a one."""
+    import jinja2.meta
+
+    environment = jinja2.Environment(extensions=["jinja2.ext.loopcontrols"])
+    source = template.tokenizer.get_chat_template(template.chat_template, tools=list(template.tools) or None)
+    given = {*_GIVEN, *environment.globals, *template.tokenizer.special_tokens_map}
+    try:
+        read = jinja2.meta.find_undeclared_variables(environment.parse(source))
+    except jinja2.TemplateSyntaxError:
+        return  # it has tags of transformers' own, which render above but cannot be looked into here
+    own = ", ".join(sorted(read - given))
+    for name in template.arguments:
+        key = f"data.chat_template_kwargs.{name}"
+        if name in given:
+            raise DataError(f"{key}: Paceline or the tokenizer gives the template this variable; leave it out")
+        if name not in read:
+            why = f"the chat template ({template.source}) reads no such variable"
+            raise DataError(f"{key}: {why}; {f'it reads {own}' if own else 'it reads none that can be set'}")
 
 
 def _messages(prompt: Any) -> list[dict[str, str]]:

@@ -53,6 +53,37 @@ def test_a_template_of_ones_own(tmp_path: Path, plain_tokenizer: Any) -> None:
     assert load_prompts(chosen, "train", plain_tokenizer)[0].text == "Q: Hi A:"
 
 
+THINKS = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ eos_token }}{% endfor %}{% if add_generation_prompt %}"
+    "<assistant>{% if enable_thinking is defined and enable_thinking is false %}<think></think>{% endif %}{% endif %}"
+)
+
+
+def test_variables_of_the_chat_template(tmp_path: Path, plain_tokenizer: Any) -> None:
+    """As Qwen3's template has it: thinking is on unless it is switched off."""
+    ends = {}
+    for given in ({}, {"enable_thinking": True}, {"enable_thinking": False}):
+        chosen = options(tmp_path, [{"prompt": "Hi"}], chat_template=THINKS, chat_template_kwargs=given)
+        ends[str(given)] = load_prompts(chosen, "train", plain_tokenizer)[0].text.rpartition("<assistant>")[2]
+    assert list(ends.values()) == ["", "", "<think></think>"]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"enable_thinkin": False}, "enable_thinkin: the chat template (data.chat_template) reads no such variable; "),
+        ({"enable_thinkin": False}, "it reads enable_thinking"),
+        ({"eos_token": "x"}, "data.chat_template_kwargs.eos_token: Paceline or the tokenizer gives"),
+        ({"messages": []}, "data.chat_template_kwargs.messages: Paceline or the tokenizer gives"),
+    ],
+)
+def test_variables_that_no_template_reads(tmp_path: Path, plain_tokenizer: Any, given: Any, words: str) -> None:
+    chosen = options(tmp_path, [{"prompt": "Hi"}], chat_template=THINKS, chat_template_kwargs=given)
+    with pytest.raises(DataError) as caught:
+        load_prompts(chosen, "train", plain_tokenizer)
+    assert words in str(caught.value)
+
+
 def test_identity_and_answers(tmp_path: Path, plain_tokenizer: Any) -> None:
     records = [{"q": "x" * n, "gold": n, "name": f"p{n}"} for n in (3, 30, 4)]
     chosen = options(tmp_path, records, template="plain", prompt_field="q", answer_field="gold", max_prompt_tokens=10)

@@ -72,6 +72,13 @@ def limit(value: Any, _: Written) -> str:
     return put(("data.limit", value)) if isinstance(value, int) and value > 0 else f"{LEFT}: all records are used"
 
 
+def template_arguments(_: Any, written: Written) -> str:
+    """All variables at once: each has a key of its own in `written`."""
+    below = ("data.apply_chat_template_kwargs.", "chat_template_kwargs.")
+    named = {key.rpartition(".")[2]: each for key, each in written.items() if key.startswith(below)}
+    return put(("data.chat_template_kwargs", named))
+
+
 def parallel(value: Any, _: Written) -> str:
     return put(("cluster.gpus_per_worker", value))
 
@@ -362,7 +369,7 @@ RULES: Mapping[str, Callable[..., str]] = {
     rule.__name__: rule
     for rule in (
         *(at_least_0, negated, every, files),
-        *(generation_batch, sampled_batch, targets, limit, parallel),
+        *(generation_batch, sampled_batch, targets, limit, template_arguments, parallel),
         *(advantage, by_std, clip, epsilon, epsilon_high, use_kl_loss, use_kl_in_reward, part_of, beta, dual, divisor),
         *(rounds, overlong, weights, truncate, mask, vllm_correction),
         *(mini_batches, steps_per_generation, eval_strategy, warmup, tokens, offload, greedy, eval_temperature),
