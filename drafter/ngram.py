@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from config.speculation import SpeculationOptions
 from config.strategy import Strategy
 from drafter.native_index import propose
-from drafter.protocol import BatchView, Drafts
+from drafter.protocol import BatchView, Drafter, Drafts
 from models.ops.native import kernels
 
 
-class NgramDrafter:
+class NgramDrafter(Drafter):
     """Drafts from n-gram matches. Costs a few microseconds per step and about 1 us per request (one native call).
 
     slots, max_tokens: the shape of the engine's history. max_bytes bounds the database (about 150 bytes per token of
@@ -32,7 +32,6 @@ class NgramDrafter:
     """
 
     name = "ngram"
-    needs_hidden = False
 
     def __init__(
         self,
@@ -77,12 +76,6 @@ class NgramDrafter:
         """Rollouts that other workers finished, of prompts that are sampled here too."""
         for prompt, response in zip(prompts, responses, strict=True):
             self._index.remember(prompt, response)
-
-    def save(self, directory: str) -> None:
-        pass
-
-    def load(self, directory: str) -> None:
-        pass
 
 
 def build(options: SpeculationOptions, slots: int, max_tokens: int) -> NgramDrafter:

@@ -19,7 +19,7 @@ from drafter.protocol import BatchView, Drafter, Drafts
 _METHODS = ("begin", "end", "propose", "new_target", "remember", "save", "load")
 
 
-class OwnDrafter:
+class OwnDrafter(Drafter):
     """A Drafter around the user's object: the same calls, checked drafts, and a folder of its own for its state."""
 
     def __init__(self, options: OwnDrafterOptions, slots: int, max_tokens: int) -> None:

@@ -3,9 +3,10 @@
 The engine checks everything a drafter returns: a draft can only make a step slower, never change a token.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -81,8 +82,8 @@ class BatchView:
     vocab_size: int
     top_k: Int64Array  # [R], 0 is off
     top_p: NDArray[np.float32]  # [R], 1 is off
-    # [R], the most tokens to draft: what the request's limit leaves, or its budget; for a SharingDrafter also what the
-    # request's KV blocks hold
+    # [R], the most tokens to draft: what the request's limit leaves, or its budget; for a drafter that `shares_kv` also
+    # what the request's KV blocks hold
     room: Int64Array
     hidden: HiddenSource | None = None  # only for drafters with `needs_hidden`
     kv: KVPlaces | None = None  # only for drafters with `needs_hidden`
@@ -105,46 +106,17 @@ class Drafts:
     caught_up: bool = False  # the drafter first had to work through text that it had not followed
 
 
-class Drafter(Protocol):
-    """Proposes tokens that may follow each request's history. Lives in the engine's process and thread.
+Replay = Callable[[], None]
 
-    Called for every request: `begin` when it takes a slot, `end` when it leaves. `propose` is called only for the
-    steps whose strategy names the drafter: it catches up with what `history` gained since its last call.
-    """
 
-    name: str = ""
-    needs_hidden: bool = False
+class GraphCapture(Protocol):
+    """Captures work on tensors whose addresses stay."""
 
-    def begin(self, slot: int, prompt_tokens: NDArray[np.int32], response_tokens: NDArray[np.int32]) -> None:
-        """A request takes `slot`; response_tokens is what stands behind its prompt already: what it has sampled (a
-        re-issued one), or an episode's earlier turns with what was observed."""
-        return
+    def record(self, compute: Callable[[], None]) -> Replay:
+        """What repeats `compute` on the present contents of the tensors it uses. Runs it at least once to warm up."""
 
-    def end(self, slot: int, tokens: NDArray[np.int32], prompt_length: int, finished: bool) -> None:
-        """The request leaves `slot` with tokens (prompt and response), those from `prompt_length` on of its own turn.
-        Not `finished`: preempted or aborted."""
-        return
-
-    def propose(self, batch: BatchView, strategy: Strategy) -> Drafts:
-        """At most strategy.tokens_to_verify tokens for every request of the batch, in paths of at most strategy.depth.
-
-        May raise: then the engine goes on without this drafter."""
-
-    def new_target(self, version: int) -> None:
-        """The target model's weights are of this version now: they changed in place, or the engine starts."""
-        return
-
-    def remember(self, prompts: list[NDArray[np.int32]], responses: list[NDArray[np.int32]]) -> None:
-        """Rollouts that other workers finished."""
-        return
-
-    def save(self, directory: str) -> None:
-        """Write what would be lost with the process. Nothing to keep: writes nothing."""
-        return
-
-    def load(self, directory: str) -> None:
-        """Restore what `save` wrote; a missing or unreadable file leaves the drafter as it is, with a warning."""
-        return
+    def reset(self) -> None:
+        """Share memory anew from now on: somebody's replays are gone. Those that others keep stay valid."""
 
 
 class TargetPasses(Protocol):
@@ -166,51 +138,72 @@ class TargetPasses(Protocol):
         """
 
     def plan_graphs(
-        self, copy: Transformer, drafts: Sequence[tuple[int, Strategy]], graph_capture: "GraphCapture"
+        self, copy: Transformer, drafts: Sequence[tuple[int, Strategy]], graph_capture: GraphCapture
     ) -> None:
-        """As `GraphedDrafter.plan_graphs`, of chains by `copy`. Nothing on a CPU."""
+        """As `Drafter.plan_graphs`, of chains by `copy`. Nothing on a CPU."""
 
 
-@runtime_checkable
-class SharingDrafter(Protocol):
-    """A Drafter that computes over the target's KV cache. Blocks of what it may draft are reserved before `propose`."""
+class Drafter(ABC):
+    """Proposes tokens that may follow each request's history. Lives in the engine's process and thread.
+
+    Called for every request: `begin` when it takes a slot, `end` when it leaves. `propose` is called only for the
+    steps whose strategy names the drafter: it catches up with what `history` gained since its last call. All methods
+    but `propose` do nothing here.
+    """
+
+    name: str = ""
+    needs_hidden: bool = False
+    trained: bool = False  # it has weights that are trained while it runs, on what the target computes: `update`
+    hidden_layers: tuple[int, ...] = ()  # target layers (from 0) whose outputs it needs before the final state in a row
+    # It computes over the target's KV cache: blocks of what it may draft are reserved before `propose`, and it is not
+    # used where the engine lends none.
+    shares_kv: bool = False
+    captured: bool = False  # a graph was captured in the last `propose`, which takes many times a draft
+
+    def begin(self, slot: int, prompt_tokens: NDArray[np.int32], response_tokens: NDArray[np.int32]) -> None:
+        """A request takes `slot`; response_tokens is what stands behind its prompt already: what it has sampled (a
+        re-issued one), or an episode's earlier turns with what was observed."""
+        return
+
+    def end(self, slot: int, tokens: NDArray[np.int32], prompt_length: int, finished: bool) -> None:
+        """The request leaves `slot` with tokens (prompt and response), those from `prompt_length` on of its own turn.
+        Not `finished`: preempted or aborted."""
+        return
+
+    @abstractmethod
+    def propose(self, batch: BatchView, strategy: Strategy) -> Drafts:
+        """At most strategy.tokens_to_verify tokens for every request of the batch, in paths of at most strategy.depth.
+
+        May raise: then the engine goes on without this drafter."""
+
+    def new_target(self, version: int) -> None:
+        """The target model's weights are of this version now: they changed in place, or the engine starts."""
+        return
+
+    def remember(self, prompts: list[NDArray[np.int32]], responses: list[NDArray[np.int32]]) -> None:
+        """Rollouts that other workers finished."""
+        return
+
+    def save(self, directory: str) -> None:
+        """Write what would be lost with the process. Nothing to keep: writes nothing."""
+        return
+
+    def load(self, directory: str) -> None:
+        """Restore what `save` wrote; a missing or unreadable file leaves the drafter as it is, with a warning."""
+        return
 
     def attach(self, target: TargetPasses) -> None:
-        """Called once, before anything is drafted and before graphs are planned."""
-
-
-@runtime_checkable
-class TrainedDrafter(Protocol):
-    """A Drafter with weights that are trained while it runs, on what the target computes."""
-
-    hidden_layers: tuple[int, ...]  # target layers (from 0) whose outputs it needs before the final state in each row
+        """Of one that `shares_kv`: called once, before anything is drafted and before graphs are planned."""
+        return
 
     def update(self, version: int, tensors: Mapping[str, Tensor]) -> None:
-        """Other weights of the same network, in place, between two engine steps. Raises ValueError, before anything
-        changed, if they are not the network's."""
-
-
-Replay = Callable[[], None]
-
-
-class GraphCapture(Protocol):
-    """Captures work on tensors whose addresses stay."""
-
-    def record(self, compute: Callable[[], None]) -> Replay:
-        """What repeats `compute` on the present contents of the tensors it uses. Runs it at least once to warm up."""
-
-    def reset(self) -> None:
-        """Share memory anew from now on: somebody's replays are gone. Those that others keep stay valid."""
-
-
-@runtime_checkable
-class GraphedDrafter(Protocol):
-    """A Drafter whose passes are replays of captured graphs, on a device that has them."""
-
-    captured: bool  # a graph was captured in the last `propose`, which takes many times a draft
+        """Of a `trained` one: other weights of the same network, in place, between two engine steps. Raises ValueError,
+        before anything changed, if they are not the network's."""
+        return
 
     def plan_graphs(self, drafts: Sequence[tuple[int, Strategy]], graph_capture: GraphCapture) -> None:
         """Capture, the largest first, what drafts by each strategy for up to so many requests; keep what is captured.
 
         Called when the engine starts and when its strategies change. Replays share the memory of `graph_capture` with
         others: what one leaves must lie outside of it. What cannot be captured is drafted without; never raises."""
+        return

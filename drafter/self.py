@@ -20,13 +20,13 @@ from torch import Tensor
 from config.formats import FORMATS, LowBitFormat
 from config.speculation import SelfOptions, SpeculationOptions
 from config.strategy import Strategy
-from drafter.protocol import BatchView, Drafts, GraphCapture, TargetPasses
+from drafter.protocol import BatchView, Drafter, Drafts, GraphCapture, TargetPasses
 from models.config import ModelConfigError, require_low_bit
 from models.low_bit_copy import copy_bytes, low_bit_copy, round_again
 from models.transformer import Transformer
 
 
-class SelfDrafter:
+class SelfDrafter(Drafter):
     """Drafts chains with a copy of `model` in `form`; also where a strategy names a tree.
 
     `sampled`: drafts come with the distributions they were drawn from, for rejection sampling. Raises ModelConfigError
@@ -34,7 +34,7 @@ class SelfDrafter:
     """
 
     name = "self"
-    needs_hidden = False
+    shares_kv = True
 
     def __init__(self, model: Transformer, form: LowBitFormat, *, sampled: bool = False) -> None:
         require_low_bit(model.config, form)
@@ -47,11 +47,6 @@ class SelfDrafter:
     def bytes(self) -> int:
         """Memory of the copy; 0 until it has drafted."""
         return 0 if self._copy is None else copy_bytes(self._copy)
-
-    @property
-    def captured(self) -> bool:
-        """See `GraphedDrafter`."""
-        return self._target is not None and self._target.captured
 
     def attach(self, target: TargetPasses) -> None:
         self._target = target
@@ -67,6 +62,7 @@ class SelfDrafter:
             raise RuntimeError("the engine lends no KV cache")
         was_stale, copy = self._stale, self.refresh()
         tokens, logits = self._target.chain(copy, batch, strategy.depth, logits=self._sampled)
+        self.captured = self._target.captured
         drawn_from = None if logits is None else _distributions(logits, tokens, batch.temperatures)
         return Drafts(tokens, np.minimum(batch.room, strategy.depth), distributions=drawn_from, caught_up=was_stale)
 
@@ -82,21 +78,6 @@ class SelfDrafter:
 
     def new_target(self, version: int) -> None:
         self._stale = True
-
-    def begin(self, slot: int, prompt_tokens: NDArray[np.int32], response_tokens: NDArray[np.int32]) -> None:
-        pass
-
-    def end(self, slot: int, tokens: NDArray[np.int32], prompt_length: int, finished: bool) -> None:
-        pass
-
-    def remember(self, prompts: list[NDArray[np.int32]], responses: list[NDArray[np.int32]]) -> None:
-        pass
-
-    def save(self, directory: str) -> None:
-        pass
-
-    def load(self, directory: str) -> None:
-        pass
 
 
 def build(options: SpeculationOptions, model: Transformer, engine: object) -> SelfDrafter:

@@ -31,37 +31,17 @@ class Contender:
     learns: bool = False  # the policy is kept from run to run, after one that is not counted
 
 
-class WrongDrafter:
+class WrongDrafter(Drafter):
     """Drafts as much as the strategy allows, all of it wrong: a token that no response of the case holds."""
-
-    needs_hidden = False
 
     def __init__(self, name: str, token: int) -> None:
         self.name, self._token = name, token
-
-    def begin(self, slot: int, prompt_tokens: object, response_tokens: object) -> None:
-        pass
-
-    def end(self, slot: int, tokens: object, prompt_length: int, finished: bool) -> None:
-        pass
 
     def propose(self, batch: BatchView, strategy: Strategy) -> Drafts:
         """Chains of exactly strategy.depth tokens, as far as there is room."""
         requests = len(batch.slots)
         tokens: Int64Array = np.full((requests, strategy.depth), self._token, np.int64)
         return Drafts(tokens, np.minimum(batch.room, strategy.depth))
-
-    def new_target(self, version: int) -> None:
-        pass
-
-    def remember(self, prompts: object, responses: object) -> None:
-        pass
-
-    def save(self, directory: str) -> None:
-        pass
-
-    def load(self, directory: str) -> None:
-        pass
 
 
 def fixed(target: Target, text: str, eagle: str | None = None) -> Contender:

@@ -87,7 +87,7 @@ class DeviceDrafts:
 
     @torch.inference_mode()
     def plan(self, drafts: Sequence[tuple[int, Strategy]], graph_capture: GraphCapture) -> None:
-        """See `GraphedDrafter.plan_graphs`."""
+        """See `Drafter.plan_graphs`."""
         self._graph_capture = graph_capture
         shapes = {self._shape(strategy, requests) for requests, strategy in drafts}
         # A usual step brings a request its drafted tokens and one more.

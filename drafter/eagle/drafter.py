@@ -23,7 +23,7 @@ from drafter.eagle.fused import fused_passes
 from drafter.eagle.model import Drafting, draft_logits
 from drafter.eagle.tree import TreeNodes, best_nodes, best_of_level, grown_mask
 from drafter.eagle.work import Work
-from drafter.protocol import BatchView, Drafts, GraphCapture
+from drafter.protocol import BatchView, Drafter, Drafts, GraphCapture
 from drafter.published import EagleWeightsError
 from models import ops
 from models.transformer import Projection, Transformer
@@ -71,7 +71,7 @@ def _nothing(work: Work) -> _Found:
     return np.zeros((requests, 0), np.int64), None, np.zeros(requests, np.int64), None
 
 
-class EagleDrafter:
+class EagleDrafter(Drafter):
     """Drafts for `target`, whose embedding and head it uses in place.
 
     hidden_layers: layers of the target (from 0) whose outputs it needs in the rows of `BatchView.hidden`, before the
@@ -86,6 +86,7 @@ class EagleDrafter:
 
     name = "eagle"
     needs_hidden = True
+    trained = True
 
     def __init__(
         self,
@@ -140,7 +141,7 @@ class EagleDrafter:
             )
 
     def plan_graphs(self, drafts: Sequence[tuple[int, Strategy]], graph_capture: GraphCapture) -> None:
-        """See `GraphedDrafter.plan_graphs`."""
+        """See `Drafter.plan_graphs`."""
         if self._on_device is not None:
             self._on_device.plan(drafts, graph_capture)
 
@@ -171,9 +172,6 @@ class EagleDrafter:
     def new_target(self, version: int) -> None:
         """Its K/V came from hidden states of the old target."""
         self._cache.reset()
-
-    def remember(self, prompts: list[NDArray[np.int32]], responses: list[NDArray[np.int32]]) -> None:
-        pass
 
     def save(self, directory: str) -> None:
         save_eagle(self.model, f"{directory}/eagle")

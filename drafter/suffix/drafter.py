@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from config.speculation import SuffixOptions
 from config.strategy import Strategy
 from drafter.native_index import propose
-from drafter.protocol import BatchView, Drafts
+from drafter.protocol import BatchView, Drafter, Drafts
 from models.ops.native import kernels
 
 _LOG = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ _FILE = "suffix.index"
 _POOL_PARTS = 8  # of max_bytes the pool takes one, at most
 
 
-class SuffixDrafter:
+class SuffixDrafter(Drafter):
     """Drafts from occurrences of the request's last tokens: earlier in its own text, in its problem's window, else in
     the pool.
 
@@ -41,7 +41,6 @@ class SuffixDrafter:
     """
 
     name = "suffix"
-    needs_hidden = False
 
     def __init__(
         self,

@@ -87,32 +87,13 @@ def engine(model: Transformer, **options: Any) -> NativeEngine:
     return NativeEngine(model, options_of(**options))
 
 
-class DrafterBase:
+class DrafterBase(Drafter):
     """A drafter that is told everything, remembers nothing and proposes nothing."""
 
     name = "test"
-    needs_hidden = False
-
-    def begin(self, slot: int, prompt_tokens: np.ndarray, response_tokens: np.ndarray) -> None:
-        pass
-
-    def end(self, slot: int, tokens: np.ndarray, prompt_length: int, finished: bool) -> None:
-        pass
 
     def propose(self, batch: BatchView, strategy: Strategy) -> Drafts:
         return Drafts(np.zeros((len(batch.slots), 0), np.int64), np.zeros(len(batch.slots), np.int64))
-
-    def new_target(self, version: int) -> None:
-        pass
-
-    def remember(self, prompts: list[np.ndarray], responses: list[np.ndarray]) -> None:
-        pass
-
-    def save(self, directory: str) -> None:
-        pass
-
-    def load(self, directory: str) -> None:
-        pass
 
 
 class Counted:

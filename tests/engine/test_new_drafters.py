@@ -93,6 +93,7 @@ class FailsAtTimes:
     """An EAGLE drafter that raises at each of these calls of `propose`."""
 
     needs_hidden = True
+    trained = True
 
     def __init__(self, drafter: Drafter, at: set[int]) -> None:
         self._drafter, self._at, self.calls = drafter, at, 0

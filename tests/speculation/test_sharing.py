@@ -8,7 +8,7 @@ import pytest
 from actors.engine.batch.telemetry import EngineStepRecord
 from actors.engine.native.engine import NativeEngine
 from config.strategy import Strategy
-from drafter.protocol import BatchView, Drafts, SharingDrafter, TargetPasses
+from drafter.protocol import BatchView, Drafts, TargetPasses
 from models.transformer import Transformer
 from policies.speculation.policy import FixedPolicy
 from tests.engine.support import DrafterBase, assert_same, engine, make_requests, options_of, run
@@ -21,6 +21,7 @@ class Copyist(DrafterBase):
     """Drafts with the model that it is given, from what the target's cache holds."""
 
     name = "copyist"
+    shares_kv = True
 
     def __init__(self, model: Transformer) -> None:
         self.model = model
@@ -84,7 +85,6 @@ def test_where_blocks_are_short_drafts_are_shorter_and_nobody_loses_its_place(tm
     model = model_of(tmp_path, "qwen3")
     requests = make_requests(8, prompts=8, seed=7, max_new_tokens=24)
     drafter = Copyist(model)
-    assert isinstance(drafter, SharingDrafter)
     found, _, _ = serve(model, drafter, requests, kv_tokens=136, max_model_tokens=64)
     assert_same(found, run(engine(model), requests))
     assert set(drafter.rooms) == {0, 1, 2, 3, 4, 5}

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,12 +31,9 @@ from drafter.protocol import (
     Drafter,
     Drafts,
     GraphCapture,
-    GraphedDrafter,
     HiddenSource,
     KVPlaces,
-    SharingDrafter,
     TargetPasses,
-    TrainedDrafter,
 )
 from models import weights
 from models.manifest import WeightsManifest
@@ -115,14 +112,11 @@ class Speculator:
         self._budget, self._load = Budgeting(table, budget), Load(0, 0, 0)
         self.room: Int64Array | None = None  # what the last step's decoding requests might draft, within a budget
         self.use(policy)
-        # Asked once: it takes longer than many a draft.
-        self._graphed = {name for name, drafter in drafters.items() if isinstance(drafter, GraphedDrafter)}
-        self._sharing = {name for name, drafter in drafters.items() if isinstance(drafter, SharingDrafter)}
-        for name in self._sharing:
-            if target is None:
+        for name, drafter in drafters.items():
+            if drafter.shares_kv and target is None:
                 del self._drafters[name]  # there is nothing that it could compute over
-            else:
-                cast(SharingDrafter, self._drafters[name]).attach(target)
+            elif drafter.shares_kv and target is not None:
+                drafter.attach(target)
 
     def use(self, policy: StrategyPolicy | None) -> None:
         self.policy = policy
@@ -169,7 +163,7 @@ class Speculator:
         drafter = failed or self._drafters.get(name)
         if drafter is None:
             return f"there is no drafter {name!r}, or it failed {MAX_FAILURES} times"
-        if not isinstance(drafter, TrainedDrafter):
+        if not drafter.trained:
             return f"drafter {name!r} has no weights"
         try:
             drafter.update(manifest.version, dict(weights.unpack(manifest, buffer)))
@@ -219,12 +213,11 @@ class Speculator:
     def plan_graphs(self, drafts: Sequence[tuple[int, Strategy]], graph_capture: GraphCapture) -> None:
         """Let drafters that can capture their passes for these numbers of requests and strategies."""
         for name, drafter in list(self._drafters.items()):
-            if isinstance(drafter, GraphedDrafter):
-                own = [draft for draft in drafts if draft[1].drafter == name]
-                try:
-                    drafter.plan_graphs(own, graph_capture)
-                except Exception as error:
-                    self._give_up(name, error)
+            own = [draft for draft in drafts if draft[1].drafter == name]
+            try:
+                drafter.plan_graphs(own, graph_capture)
+            except Exception as error:
+                self._give_up(name, error)
 
     def _tell(self, call: Callable[[Drafter], None]) -> None:
         for name, drafter in list(self._drafters.items()):
@@ -237,7 +230,7 @@ class Speculator:
         _log.exception("drafter %s failed; decoding goes on without it", name)
         drafter = self._drafters.pop(name, None) or self._failed.pop(name)
         self._failures[name] += 1
-        final = not isinstance(drafter, TrainedDrafter) or self._failures[name] >= MAX_FAILURES
+        final = not drafter.trained or self._failures[name] >= MAX_FAILURES
         if not final:
             self._failed[name] = drafter
         if self.policy is not None:
@@ -296,7 +289,7 @@ class Speculator:
     def _draft(self, plan: StepPlan, strategy: Strategy, reserve: Reserve) -> StepDrafts | None:
         drafter, slots = self._drafters[strategy.drafter], plan.decoding  # in a prompt nothing is speculated on
         # One that writes K/V behind those that are there needs the blocks before.
-        before = reserve if strategy.drafter in self._sharing else None
+        before = reserve if drafter.shares_kv else None
         batch = self._view(slots, drafter.needs_hidden, strategy, before)
         if self._budget.active or (batch.room < strategy.depth).any():
             self.room = batch.room
@@ -305,7 +298,7 @@ class Speculator:
         try:
             answer = drafter.propose(batch, strategy)
             self.caught_up = answer.caught_up
-            self.captured = strategy.drafter in self._graphed and cast(GraphedDrafter, drafter).captured
+            self.captured = drafter.captured
             nodes = min(strategy.tokens_to_verify, self._max_nodes)
             cleaned = self._steps.clean(
                 slots, answer.tokens, answer.counts, answer.parents, strategy.depth, nodes, self._vocab_size

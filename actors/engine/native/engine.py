@@ -50,7 +50,7 @@ from contracts.rollout import (
     WeightsLoaded,
 )
 from drafter.build import history_tokens
-from drafter.protocol import Drafter, GraphCapture, KVPlaces, TrainedDrafter
+from drafter.protocol import Drafter, GraphCapture, KVPlaces
 from models.checkpoint import hf_targets, load_packed
 from models.lora import AdapterBase, room_for
 from models.manifest import TensorSpec, WeightsManifest
@@ -453,7 +453,7 @@ class NativeEngine(BatchEngine):
 
 def _recorded_layers(drafters: Mapping[str, Drafter], given: tuple[int, ...] | None) -> tuple[int, ...]:
     """The layers whose outputs every row holds: one choice serves all."""
-    wanted = {d.hidden_layers for d in drafters.values() if isinstance(d, TrainedDrafter) and d.hidden_layers}
+    wanted = {d.hidden_layers for d in drafters.values() if d.hidden_layers}
     if given:
         wanted.add(given)
     if len(wanted) > 1:

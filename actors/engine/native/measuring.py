@@ -16,7 +16,6 @@ from typing import Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from actors.engine.calibrated import calibration_key
 from actors.engine.native.engine import NativeEngine
@@ -132,9 +131,6 @@ class Script:
     def renewed(self, drafter: str) -> None:
         self.failed.discard(drafter)
 
-    def new_target(self) -> None:
-        pass
-
     def plain_s(self, load: Load) -> float | None:
         return None
 
@@ -142,34 +138,15 @@ class Script:
         return None
 
 
-class Probe:
+class Probe(Drafter):
     """Proposes the same token as often as it is asked to."""
 
     name = PROBE
-    needs_hidden = False
-
-    def begin(self, slot: int, prompt_tokens: NDArray[np.int32], response_tokens: NDArray[np.int32]) -> None:
-        pass
-
-    def end(self, slot: int, tokens: NDArray[np.int32], prompt_length: int, finished: bool) -> None:
-        pass
 
     def propose(self, batch: BatchView, strategy: Strategy) -> Drafts:
         requests = len(batch.slots)
         counts = np.minimum(batch.room, strategy.depth).astype(np.int64)
         return Drafts(np.zeros((requests, strategy.depth), np.int64), counts)
-
-    def new_target(self, version: int) -> None:
-        pass
-
-    def remember(self, prompts: list[NDArray[np.int32]], responses: list[NDArray[np.int32]]) -> None:
-        pass
-
-    def save(self, directory: str) -> None:
-        pass
-
-    def load(self, directory: str) -> None:
-        pass
 
 
 def measure_engine(

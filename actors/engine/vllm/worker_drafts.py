@@ -7,16 +7,14 @@ from numpy.typing import NDArray
 
 from actors.engine.vllm.drafter_passes import NOT_AT_ALL
 from config.strategy import Strategy
-from drafter.protocol import BatchView, Drafts
+from drafter.protocol import BatchView, Drafter, Drafts
 
 REST_AFTER_STEPS = 64
 _SURE, _ASK_AGAIN_STEPS = 4, 16  # times are asked for in the first steps, and then once in so many: of ranks it costs
 
 
-class WorkerDrafter:
+class WorkerDrafter(Drafter):
     """Drafter `name`, whose tokens come from where the model is executed; weights and K/V are there."""
-
-    needs_hidden = False
 
     def __init__(self, name: str, *, copies_target: bool) -> None:
         """`copies_target`: its K/V can be had from the target's, so a step that it misses costs it nothing."""
