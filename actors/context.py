@@ -3,27 +3,18 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from actors.loop import EventLoop
 
 
-class RunObserver(Protocol):
-    """Who is told (launch.observe.Observer)."""
+class RunObserver:
+    """Receives what actors report. This one keeps nothing; a run's is launch.observe.Observer."""
 
     def event(self, kind: str, message: str) -> None:
         """Something worth knowing happened; kind is one word."""
 
     def worked(self, actor: str, kind: str, start_s: float, end_s: float) -> None:
         """For the timeline; seconds since the epoch."""
-
-
-class Unobserved:
-    """Nobody is told."""
-
-    def event(self, kind: str, message: str) -> None: ...
-
-    def worked(self, actor: str, kind: str, start_s: float, end_s: float) -> None: ...
 
 
 def no_log(name: str) -> str | None:
@@ -33,7 +24,7 @@ def no_log(name: str) -> str | None:
 @dataclass(frozen=True, kw_only=True)
 class Context:
     loop: EventLoop = field(default_factory=EventLoop)
-    observer: RunObserver = field(default_factory=Unobserved)
+    observer: RunObserver = field(default_factory=RunObserver)
     log: Callable[[str], str | None] = no_log  # the log file of an actor
     wall: Callable[[], float] = time.time
 

@@ -36,7 +36,7 @@ import ray
 from numpy.typing import NDArray
 from ray.exceptions import RayError
 
-from actors.engine.core import RolloutEngine
+from actors.engine.process import RolloutEngine
 from actors.handoff.base import BaseWeights
 from actors.identity import log_to
 from actors.spot_host import SpotEvent, SpotHost, SpotPlan

@@ -20,6 +20,7 @@ import ray
 from numpy.typing import NDArray
 from ray.exceptions import RayError
 
+from actors.spot.process import SpotTrainer
 from config.coordinator import CoordinatorOptions
 from contracts.coordinator import State, Stop, Train
 from contracts.records import SequenceRecord
@@ -33,7 +34,6 @@ from contracts.spot import (
     SetTarget,
     Skipped,
     SpotCommand,
-    SpotTrainer,
     StartTraining,
     StopTraining,
     TrainedWeights,

@@ -15,6 +15,7 @@ import ray
 from ray import ObjectRefGenerator
 
 from actors import loop
+from actors.engine.process import RolloutEngine
 from actors.rollout_worker import SupervisorStatus
 from contracts.engine import Abort, Command, ReceiveWeights, Submit, UpdateWeights
 from contracts.rollout import (
@@ -250,7 +251,7 @@ class Remote:
         self.remote = call
 
 
-class Replay:
+class Replay(RolloutEngine):
     """A RolloutEngine that ends requests at a steady pace, without sampling anything."""
 
     def __init__(self, mix: Mix, period_s: float) -> None:

@@ -19,9 +19,8 @@ from typing import Annotated, Any, TypeVar
 
 import numpy as np
 
-from actors.engine.core import RolloutEngine
-from actors.engine.process import spawn_engine
-from actors.spot.process import spawn_trainer
+from actors.engine.process import RolloutEngine, spawn_engine
+from actors.spot.process import SpotTrainer, spawn_trainer
 from benchmarks.harness import RESULTS, command, quantiles_ms, write
 from benchmarks.tools.drafting import random_record
 from benchmarks.tools.targets import SIZES, fresh_model, random_prompts, requests_of
@@ -34,7 +33,6 @@ from contracts.rollout import EngineIdle, Progress
 from contracts.spot import (
     MicroStep,
     NeedData,
-    SpotTrainer,
     StartTraining,
     StopTraining,
     TrainOn,

@@ -7,7 +7,6 @@ Times are `time.time()` of the machine that produced them, as in `contracts.roll
 """
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -154,18 +153,3 @@ class TrainFailed:
 TrainerEvent = (
     TrainStarted | MicroStep | NeedData | Skipped | TrainStopped | TrainedWeights | Checkpointed | TrainFailed
 )
-
-
-class SpotTrainer(Protocol):
-    """A drafter trainer in a process of its own. Thread-safe; commands return at once, answers come by `poll`."""
-
-    def send(self, command: SpotCommand) -> None:
-        """Arrays are copied and may be reused when this returns. A trainer that is gone says so by `poll`."""
-
-    def poll(self, timeout_s: float) -> list[TrainerEvent]:
-        """Events since the last call, waiting up to timeout_s for the first."""
-
-    def kill(self) -> None:
-        """Always safe: the next process resumes from the last checkpoint."""
-
-    def close(self, timeout_s: float = 5.0) -> None: ...

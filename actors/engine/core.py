@@ -1,6 +1,6 @@
-"""An engine from its two sides: the core that samples, in a child process, and the handle that a supervisor holds.
+"""The core of an engine, which samples in a child process (actors.engine.process holds the handle of it).
 
-Owns the two protocols and the choice of a core by `rollout.engine.backend`. Imports no backend before it is asked for:
+Owns its protocol and the choice of a core by `rollout.engine.backend`. Imports no backend before it is asked for:
 the supervisor's side stays free of torch.
 """
 
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actors.engine.wire import Start
-from contracts.engine import Command, EngineCommand
+from contracts.engine import EngineCommand
 from contracts.rollout import EngineAnswer, Event
 
 
@@ -33,18 +33,6 @@ class EngineCore(Protocol):
 
     def close(self) -> None:
         """Let go of what would outlive this process. Idempotent."""
-
-
-class RolloutEngine(Protocol):
-    """An engine in a process of its own. Every call returns at once; what happened comes back through `poll`."""
-
-    def send(self, command: Command, memory: NDArray[np.uint8] | None = None) -> None:
-        """`memory` is copied and may be reused when this returns. Raises EngineDiedError if it died."""
-
-    def poll(self, timeout_s: float) -> list[Event]:
-        """Events since the last call, waiting up to timeout_s for the first. Raises EngineDiedError if it died."""
-
-    def close(self) -> None: ...
 
 
 def build_core(start: Start) -> EngineCore:

@@ -7,7 +7,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actors.engine import wire
-from actors.engine.core import RolloutEngine
 from actors.processes.modules import folders
 from actors.processes.parent import ChildProcess
 from config.formats import Quantization
@@ -45,7 +44,7 @@ def spawn_engine(
     calibrations: tuple[Calibration, ...] = (),
     calibration_path: str = "",
     pace: Pace | None = None,
-) -> RolloutEngine:
+) -> "RolloutEngine":
     """Start an engine that serves the model at `model_options.path` and wait until it is ready.
 
     `seed` seeds torch in the child (sampling never uses it: noise comes with each request). `niceness` lowers the
@@ -77,13 +76,14 @@ def spawn_engine(
     environment = {} if options.threads is None else {"OMP_NUM_THREADS": str(options.threads)}
     if gpus is not None:
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, gpus))
-    engine = ProcessEngine(start, name, environment=environment)
+    engine = RolloutEngine(start, name, environment=environment)
     engine.wait_until_ready(start_timeout_s)
     return engine
 
 
-class ProcessEngine:
-    """RolloutEngine over a child process. Thread-safe; `poll` is meant for one thread."""
+class RolloutEngine:
+    """An engine in a child process. Thread-safe: calls return at once, and what happened comes back through `poll`,
+    which is meant for one thread."""
 
     def __init__(
         self,
@@ -115,9 +115,11 @@ class ProcessEngine:
             raise
 
     def send(self, command: Command, memory: NDArray[np.uint8] | None = None) -> None:
+        """`memory` is copied and may be reused when this returns. Raises EngineDiedError if it died."""
         self._child.send((command, memory))
 
     def poll(self, timeout_s: float) -> list[Event]:
+        """Events since the last call, waiting up to timeout_s for the first. Raises EngineDiedError if it died."""
         return [event for events in self._child.poll(timeout_s) for event in events]
 
     def close(self, timeout_s: float = 5.0) -> None:

@@ -10,7 +10,7 @@ from actors.processes.parent import ChildProcess
 from actors.spot import wire
 from config.drafter import DrafterOptions
 from config.model import ModelOptions
-from contracts.spot import SpotCommand, SpotTrainer, TrainerEvent, TrainFailed
+from contracts.spot import SpotCommand, TrainerEvent, TrainFailed
 from policies.roofline.pace import Pace
 
 
@@ -35,7 +35,7 @@ def spawn_trainer(
     niceness: int = 15,
     start_timeout_s: float = 120.0,
     pace: Pace | None = None,
-) -> SpotTrainer:
+) -> "SpotTrainer":
     """Start a trainer of the drafter for the target in `model.path` and wait until it is warm.
 
     It goes on from the newest checkpoint in `checkpoint_dir`, if there is one; else from `init`: the directory of a
@@ -56,7 +56,7 @@ def spawn_trainer(
         niceness=niceness,
         pace=pace,
     )
-    trainer = ProcessTrainer(start, name)
+    trainer = SpotTrainer(start, name)
     try:
         trainer.wait_until_ready(start_timeout_s)
     except BaseException:
@@ -65,8 +65,9 @@ def spawn_trainer(
     return trainer
 
 
-class ProcessTrainer:
-    """SpotTrainer over a child process. Thread-safe; `poll` is meant for one thread."""
+class SpotTrainer:
+    """A drafter trainer in a child process. Thread-safe: commands return at once, answers come by `poll`, which is
+    meant for one thread."""
 
     def __init__(self, start: wire.TrainerStart, name: str) -> None:
         self.name = name
@@ -90,7 +91,7 @@ class ProcessTrainer:
         self.resumed_step = first.step
 
     def send(self, command: SpotCommand) -> None:
-        """Arrays are copied once, into memory shared with the child."""
+        """Arrays are copied once, into memory shared with the child. A trainer that is gone says so by `poll`."""
         with suppress(_EndedError):  # `poll` says it.
             self._child.send(command)
 
@@ -109,7 +110,9 @@ class ProcessTrainer:
         return events
 
     def kill(self) -> None:
-        """End it at once, in the middle of a micro-step or a save; nothing of it is left. Idempotent."""
+        """End it at once, in the middle of a micro-step or a save; nothing of it is left. Idempotent.
+
+        The next process resumes from the last checkpoint."""
         self._child.kill()
         self._child.close(5.0)
 

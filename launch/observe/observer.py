@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from actors.context import RunObserver
 from config.catalogue import CATALOGUE, TRAINED
 from launch.config import Config
 from launch.config.show import to_yaml
@@ -41,7 +42,7 @@ GAUGE_PERIOD_S = 2.0  # of what changes within an RL step; Ray hands gauges on e
 QUIET_EVENTS = frozenset({"checkpoint", "phase"})  # written, not printed
 
 
-class Observer:
+class Observer(RunObserver):
     """Observes one run. Use as a context manager, or call `close`.
 
     resume_from: the last RL step that is kept (the checkpoint's); everything recorded after it is cut, so that no

@@ -13,8 +13,7 @@ import ray
 
 from actors.data.mixture import make_order
 from actors.engine.capabilities import capabilities_of
-from actors.engine.core import RolloutEngine
-from actors.engine.process import spawn_engine
+from actors.engine.process import RolloutEngine, spawn_engine
 from actors.environment_worker import EnvironmentPool
 from actors.placement import Placement, place
 from actors.reward_pool import RewardPool

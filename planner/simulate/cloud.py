@@ -9,42 +9,16 @@ boot, start and the present weights. Places keep their names, whoever sits there
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 
 from launch.errors import PacelineError
 from planner.simulate.clock import Clock
 from planner.simulate.learner import LearnerTimes
+from planner.simulate.places import Places
 from planner.simulate.scenario import Scenario
 
 MOST_OF_STEP = 2000  # interruptions
-
-
-class NoProgressError(PacelineError):
-    """The run would never end."""
-
-
-class NodePlaces(Protocol):
-    """A run's seats, as a cloud sees them. Names are those of workers."""
-
-    def up(self) -> list[list[str]]:
-        """What one interruption may take: the places that are up, by node or alone."""
-
-    def withhold(self, name: str) -> None:
-        """It gets nothing more."""
-
-    def drain(self, name: str) -> None:
-        """It gives everything back and is gone."""
-
-    def fall_silent(self, name: str) -> None:
-        """It is lost, and nobody knows."""
-
-    def lose(self, name: str) -> None:
-        """The driver has found out."""
-
-    def ready(self, name: str) -> None:
-        """A successor sits there."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -53,7 +27,7 @@ class Cloud:
 
     scenario: Scenario
     clock: Clock
-    places: NodePlaces
+    places: Places
     learner: "SimulatedLearners"
     interruptions: int = 0
     spared: int = 0  # interruptions that found nothing to take
@@ -95,7 +69,7 @@ class Cloud:
         takes = self.places.up()
         self._of_step += 1
         if self._of_step > MOST_OF_STEP:
-            raise NoProgressError(
+            raise PacelineError(
                 f"{MOST_OF_STEP:,} interruptions within one RL step: they come faster than nodes and learners recover",
                 remedy="let nodes live longer (section spot), or shorten boot_s and start_s",
             )

@@ -8,30 +8,13 @@ new machine then.
 import math
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
 
 from planner.simulate.clock import Clock
+from planner.simulate.places import Places
 from planner.simulate.scenario import Scenario
 from policies.fleet import FleetNow, wanted_workers
 
 LOOK_S = 2.0  # between two looks within a rollout
-
-
-class Staff(Protocol):
-    """A run's places, as the policy sees them."""
-
-    def standing(self) -> tuple[list[str], list[tuple[float, str]]]:
-        """Names of all that are up, and (seconds without a request, name) of those that have none, longest first."""
-
-    def waiting(self) -> tuple[int, float]:
-        """Requests that nobody has, and their expected tokens."""
-
-    def tokens_per_s(self) -> float:
-        """Of one worker; 0: nothing is known yet."""
-
-    def let_go(self, name: str) -> None: ...
-    def ready(self, name: str) -> None: ...
-    def node_of(self, name: str) -> int: ...
 
 
 @dataclass(slots=True, kw_only=True)
@@ -40,7 +23,7 @@ class Elastic:
 
     scenario: Scenario
     clock: Clock
-    staff: Staff
+    places: Places
     away_s: float = 0.0  # of places
     saved_s: float = 0.0  # GPU-seconds that were not paid for
     joined: int = 0
@@ -73,10 +56,10 @@ class Elastic:
 
     def _look(self) -> None:
         self._looks += 1  # those that were planned are not needed
-        up, idle = self.staff.standing()
+        up, idle = self.places.standing()
         now_s, spot = self.clock.now_s, self.scenario.spot
         most = self.scenario.fleet.workers
-        waiting, tokens = self.staff.waiting() if self._rolling else (0, 0.0)
+        waiting, tokens = self.places.waiting() if self._rolling else (0, 0.0)
         until_s = self._between_s if self._rolling else max(self._next_s - now_s, 0.0)
         machine_s = spot.capacity_s + spot.boot_s if self._empty_s else 0.0
         now = FleetNow(
@@ -88,7 +71,7 @@ class Elastic:
             next_in_s=until_s,
             between_s=self._between_s,
             rollouts_left=self._left,
-            tokens_per_s=self.staff.tokens_per_s(),
+            tokens_per_s=self.places.tokens_per_s(),
             start_s=machine_s + spot.start_s + spot.load_s,
             training=self._rolling and self.scenario.speculation.training.enabled,
         )
@@ -108,17 +91,17 @@ class Elastic:
             self._look()
 
     def _let_go(self, name: str) -> None:
-        self.staff.let_go(name)
+        self.places.let_go(name)
         self.left += 1
         self._since_s[name] = self.clock.now_s
-        node = self.staff.node_of(name)
-        if all(self.staff.node_of(other) != node for other in self.staff.standing()[0]):
+        node = self.places.node_of(name)
+        if all(self.places.node_of(other) != node for other in self.places.standing()[0]):
             self._empty_s[node] = self.clock.now_s
 
     def _ask(self, name: str) -> None:
         spot, now_s = self.scenario.spot, self.clock.now_s
         takes_s = spot.start_s + spot.load_s
-        empty_s = self._empty_s.pop(self.staff.node_of(name), None)
+        empty_s = self._empty_s.pop(self.places.node_of(name), None)
         if empty_s is not None and now_s - empty_s > self.scenario.fleet.idle_timeout_s:
             gone_s = now_s + spot.capacity_s - empty_s - self.scenario.fleet.idle_timeout_s
             self.saved_s += gone_s * self.scenario.fleet.gpus_per_node
@@ -131,7 +114,7 @@ class Elastic:
         starting_s = self.scenario.spot.start_s + self.scenario.spot.load_s  # in its place
         self.away_s += max(self.clock.now_s - self._since_s.pop(name) - starting_s, 0.0)
         self.joined += 1
-        self.staff.ready(name)
+        self.places.ready(name)
 
     @property
     def gone_s(self) -> float:

@@ -91,7 +91,7 @@ class SimulatedRun:
         self.moved = 0
         self.down_s = self.lost_s = 0.0
         self.learner = SimulatedLearners(scenario=scenario, clock=self.clock)
-        self.elastic = Elastic(scenario=scenario, clock=self.clock, staff=self)
+        self.elastic = Elastic(scenario=scenario, clock=self.clock, places=self)
         self._after_s = 0.0  # the last rollout, until the next began
         self.cloud = Cloud(scenario=scenario, clock=self.clock, places=self, learner=self.learner)
 
@@ -308,7 +308,7 @@ class SimulatedRun:
             finished_s=self.clock.now_s,
         )
 
-    # Places: what planner.simulate.cloud does to them.
+    # See planner.simulate.places.
 
     def up(self) -> list[list[str]]:
         """By node, or alone, as spot.takes says."""
@@ -360,8 +360,6 @@ class SimulatedRun:
         self.withhold(name)
         self.drain(name)
         self.seats[name].let_go = True
-
-    # Staff: what planner.simulate.elastic asks.
 
     def standing(self) -> tuple[list[str], list[tuple[float, str]]]:
         """Those that are up, and those of them without requests."""

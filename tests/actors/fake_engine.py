@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from actors.data.stop_strings import compile_marker
 from actors.engine.capabilities import Capabilities
 from actors.engine.child import serve
-from actors.engine.process import ProcessEngine
+from actors.engine.process import RolloutEngine
 from actors.engine.shared_rollouts import unpack
 from actors.engine.stopping import End, find_end
 from actors.processes.child import run_child
@@ -142,7 +142,7 @@ def make_request(
     )
 
 
-class FakeEngine(ProcessEngine):
+class FakeEngine(RolloutEngine):
     """The parent's end."""
 
     def __init__(self, options: FakeOptions) -> None:

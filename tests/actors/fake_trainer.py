@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from actors.spot.process import SpotTrainer
 from contracts.records import SequenceRecord
 from contracts.spot import (
     ContinueFrom,
@@ -62,7 +63,7 @@ class Script:
         return trainer
 
 
-class FakeTrainer:
+class FakeTrainer(SpotTrainer):
     """A SpotTrainer: one micro-step per TrainOn, and its steps are its version."""
 
     def __init__(self, script: Script) -> None:

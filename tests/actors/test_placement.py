@@ -11,7 +11,7 @@ import pytest
 import ray
 
 from actors import placement
-from actors.context import Context, Unobserved
+from actors.context import Context, RunObserver
 from actors.placement import Placement, place, reserve
 from actors.placement_plan import PlacementError, Plan, plan
 from config.data import DataOptions
@@ -180,7 +180,7 @@ def test_missing_resources_are_named_within_the_deadline() -> None:
         reserve(made, timeout_s=0.5)
 
 
-class Told(Unobserved):
+class Told(RunObserver):
     """Keeps what it is told."""
 
     def __init__(self) -> None:

@@ -16,7 +16,8 @@ import pytest
 from numpy.typing import NDArray
 
 from actors.engine.capabilities import Capabilities
-from actors.engine.core import EngineCore, RolloutEngine
+from actors.engine.core import EngineCore
+from actors.engine.process import RolloutEngine
 from actors.engine.shared_rollouts import pack
 from contracts.engine import (
     Abort,
@@ -69,7 +70,7 @@ class Subject:
     strategy: str = "plain"  # of the engine that most tests share
 
 
-class InProcess:
+class InProcess(RolloutEngine):
     """A RolloutEngine around a core in this process: no socket, no thread, and what ends a child ends it too."""
 
     def __init__(self, core: EngineCore) -> None:

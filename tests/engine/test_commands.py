@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from actors.engine.child import serve
-from actors.engine.process import ProcessEngine
+from actors.engine.process import RolloutEngine
 from actors.processes.child import run_child
 from actors.rollout_worker import RolloutWorker
 from contracts.engine import Answered, Command
@@ -65,8 +65,8 @@ def main() -> None:
     run_child(lambda link: serve(link, Adder), EngineFailed)
 
 
-def adder() -> ProcessEngine:
-    engine = ProcessEngine(FakeOptions(), "adder", module="tests.engine.test_commands")
+def adder() -> RolloutEngine:
+    engine = RolloutEngine(FakeOptions(), "adder", module="tests.engine.test_commands")
     engine.wait_until_ready(DEADLINE_S)
     return engine
 

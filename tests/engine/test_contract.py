@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from actors.engine.capabilities import NATIVE
-from actors.engine.core import RolloutEngine, build_core
-from actors.engine.process import spawn_engine
+from actors.engine.core import build_core
+from actors.engine.process import RolloutEngine, spawn_engine
 from actors.engine.wire import Start
 from config.model import ModelOptions
 from config.rollout import EngineOptions

@@ -17,8 +17,7 @@ import pytest
 import torch
 
 from actors.engine import child as child_module
-from actors.engine.core import RolloutEngine
-from actors.engine.process import EngineStartError, spawn_engine
+from actors.engine.process import EngineStartError, RolloutEngine, spawn_engine
 from config.model import ModelOptions
 from config.rollout import EngineOptions
 from config.speculation import EagleOptions, SpeculationOptions

@@ -10,9 +10,8 @@ import numpy as np
 import psutil
 import pytest
 
-from actors.engine.core import RolloutEngine
 from actors.engine.native.ranks.join import device_environment
-from actors.engine.process import EngineStartError, spawn_engine
+from actors.engine.process import EngineStartError, RolloutEngine, spawn_engine
 from config.model import ModelOptions
 from config.rollout import EngineOptions
 from config.speculation import EagleOptions, SpeculationOptions

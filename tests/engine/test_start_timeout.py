@@ -28,7 +28,7 @@ def waited(monkeypatch: pytest.MonkeyPatch) -> list[float]:
             seconds.append(timeout_s)
             raise WaitsError
 
-    monkeypatch.setattr(process, "ProcessEngine", NeverStarts)
+    monkeypatch.setattr(process, "RolloutEngine", NeverStarts)
     return seconds
 
 

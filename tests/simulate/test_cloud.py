@@ -1,5 +1,7 @@
 """Interruptions and lost learners: nothing is lost but time, and the time is booked."""
 
+from typing import cast
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -8,6 +10,7 @@ from launch.errors import PacelineError
 from planner.simulate import Scenario, simulate
 from planner.simulate.clock import Clock
 from planner.simulate.elastic import Elastic
+from planner.simulate.places import Places
 from planner.simulate.run import SimulatedRun, simulate_beside
 
 CALM = Scenario(name="cloud").but(
@@ -147,7 +150,7 @@ def test_workers_that_come_and_go_cost_less_and_no_time_where_learning_is_long()
 
 
 class Three:
-    """A staff of one worker that is up, and work for as many as there may be."""
+    """Places of one worker that is up, and work for as many as there may be."""
 
     def __init__(self) -> None:
         self.up = ["rollout-0"]
@@ -173,15 +176,15 @@ class Three:
 
 
 def test_a_rising_demand_asks_for_further_places_while_the_first_are_coming() -> None:
-    staff, clock = Three(), Clock()
-    elastic = Elastic(scenario=CALM.but(fleet__min_workers=1), clock=clock, staff=staff)
+    three, clock = Three(), Clock()
+    elastic = Elastic(scenario=CALM.but(fleet__min_workers=1), clock=clock, places=cast(Places, three))
     for name in ("rollout-1", "rollout-2"):
-        staff.up.append(name)
+        three.up.append(name)
         elastic._let_go(name)
-    staff.demand = 1.0
+    three.demand = 1.0
     elastic.rollout_begins(0.0, 5)
     assert list(elastic._coming) == ["rollout-1"]
-    staff.demand = 50.0
+    three.demand = 50.0
     elastic._look()
     assert list(elastic._coming) == ["rollout-1", "rollout-2"]
     clock.run(lambda: False, 60.0)

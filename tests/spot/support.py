@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from actors.spot.process import ProcessTrainer, spawn_trainer
+from actors.spot.process import SpotTrainer, spawn_trainer
 from config.drafter import DrafterOptions
 from config.model import ModelOptions
 from contracts.records import SequenceRecord
@@ -48,16 +48,16 @@ def record(seed: int, rows: int = 40, version: int = 0, **changes: Any) -> Seque
     return SequenceRecord(**(values | changes))
 
 
-def spawn(target: Path, checkpoints: Path, **options: Any) -> ProcessTrainer:
+def spawn(target: Path, checkpoints: Path, **options: Any) -> SpotTrainer:
     model = ModelOptions(path=str(target))
     trainer = spawn_trainer(
         options_of(**options), model, checkpoint_dir=checkpoints, threads=1, device="cpu", niceness=0
     )
-    assert isinstance(trainer, ProcessTrainer)
+    assert isinstance(trainer, SpotTrainer)
     return trainer
 
 
-def until(trainer: ProcessTrainer, done: Callable[[list[TrainerEvent]], bool]) -> list[TrainerEvent]:
+def until(trainer: SpotTrainer, done: Callable[[list[TrainerEvent]], bool]) -> list[TrainerEvent]:
     """Events up to the one that makes `done` true; nothing is fed."""
     events: list[TrainerEvent] = []
     deadline_s = time.monotonic() + DEADLINE_S
@@ -67,7 +67,7 @@ def until(trainer: ProcessTrainer, done: Callable[[list[TrainerEvent]], bool]) -
     return events
 
 
-def until_a(trainer: ProcessTrainer, kind: type[E]) -> E:
+def until_a(trainer: SpotTrainer, kind: type[E]) -> E:
     return only(until(trainer, lambda events: bool(only(events, kind))), kind)[-1]
 
 
@@ -87,7 +87,7 @@ def only(events: Sequence[object], kind: type[E]) -> list[E]:
     return [event for event in events if isinstance(event, kind)]
 
 
-def micro_steps(trainer: ProcessTrainer, count: int, first_seed: int = 0) -> list[MicroStep]:
+def micro_steps(trainer: SpotTrainer, count: int, first_seed: int = 0) -> list[MicroStep]:
     """Feed one pack at a time, `count` of them, and wait for each one's micro-step."""
     steps = []
     for seed in range(first_seed, first_seed + count):

@@ -16,7 +16,7 @@ import torch
 
 from actors.spot.checkpoints import history, restore
 from actors.spot.feeding import MOST_PACKS, WANTED_PACKS
-from actors.spot.process import ProcessTrainer, TrainerStartError, spawn_trainer
+from actors.spot.process import SpotTrainer, TrainerStartError, spawn_trainer
 from config.model import ModelOptions
 from contracts.spot import (
     Checkpointed,
@@ -63,14 +63,14 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def shared(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProcessTrainer]:
+def shared(target: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SpotTrainer]:
     """One warm trainer for the tests that do not end it; each takes a session of its own."""
     trainer = spawn(target, tmp_path_factory.mktemp("shared"))
     yield trainer
     trainer.close()
 
 
-def begin(trainer: ProcessTrainer, session: int) -> None:
+def begin(trainer: SpotTrainer, session: int) -> None:
     """`session` must grow from test to test. What came before is read first."""
     trainer.poll(0.0)
     trainer.send(start(session, session, ("a",), 0))
@@ -79,17 +79,17 @@ def begin(trainer: ProcessTrainer, session: int) -> None:
     assert started.store.startswith("127.0.0.1:")
 
 
-def end(trainer: ProcessTrainer) -> TrainStopped:
+def end(trainer: SpotTrainer) -> TrainStopped:
     trainer.send(stop())
     return until_a(trainer, TrainStopped)
 
 
-def published(trainer: ProcessTrainer) -> TrainedWeights:
+def published(trainer: SpotTrainer) -> TrainedWeights:
     trainer.send(PublishDrafter())
     return until_a(trainer, TrainedWeights)
 
 
-def quiet(trainer: ProcessTrainer) -> list[TrainerEvent]:
+def quiet(trainer: SpotTrainer) -> list[TrainerEvent]:
     """What comes before it has surely applied every command so far."""
     trainer.send(PublishDrafter())
     return until(trainer, lambda events: bool(only(events, TrainedWeights)))
@@ -163,7 +163,7 @@ def test_a_child_computes_what_a_trainer_here_computes(target: Path, tmp_path: P
     assert trainer.poll(0.0) == []
 
 
-def test_it_asks_for_data_and_takes_no_more_than_a_few_packs(shared: ProcessTrainer) -> None:
+def test_it_asks_for_data_and_takes_no_more_than_a_few_packs(shared: SpotTrainer) -> None:
     shared.poll(0.0)
     shared.send(start(2, 2, ("a",), 0))
     assert until_a(shared, NeedData) == NeedData(WANTED_PACKS * 64)
@@ -176,7 +176,7 @@ def test_it_asks_for_data_and_takes_no_more_than_a_few_packs(shared: ProcessTrai
     end(shared)
 
 
-def test_records_are_packed_up_to_the_limit_and_long_ones_are_whole(shared: ProcessTrainer) -> None:
+def test_records_are_packed_up_to_the_limit_and_long_ones_are_whole(shared: SpotTrainer) -> None:
     begin(shared, 3)
     shared.send(
         feed(record(0, rows=30), record(1, rows=30), record(2, rows=10), record(3, rows=200), record(4, rows=64))
@@ -186,7 +186,7 @@ def test_records_are_packed_up_to_the_limit_and_long_ones_are_whole(shared: Proc
     end(shared)
 
 
-def test_bad_records_are_counted_with_the_reason_and_the_others_learned_from(shared: ProcessTrainer) -> None:
+def test_bad_records_are_counted_with_the_reason_and_the_others_learned_from(shared: SpotTrainer) -> None:
     good = record(0)
     flawed = {
         "vocabulary": record(1, tokens=np.full(41, VOCAB, np.int32)),
@@ -207,7 +207,7 @@ def test_bad_records_are_counted_with_the_reason_and_the_others_learned_from(sha
     end(shared)
 
 
-def test_stop_start_and_late_commands(shared: ProcessTrainer) -> None:
+def test_stop_start_and_late_commands(shared: SpotTrainer) -> None:
     begin(shared, 5)
     first = micro_steps(shared, 1)[0].step
     stopped = end(shared)
@@ -229,7 +229,7 @@ def test_stop_start_and_late_commands(shared: ProcessTrainer) -> None:
     assert len(only(until(shared, lambda found: len(only(found, TrainStopped)) == 2), TrainStopped)) == 2
 
 
-def test_stop_comes_before_what_is_queued(shared: ProcessTrainer) -> None:
+def test_stop_comes_before_what_is_queued(shared: SpotTrainer) -> None:
     begin(shared, 6)
     shared.send(feed(*(record(seed, rows=2000) for seed in range(4))))
     shared.send(stop())
@@ -350,7 +350,7 @@ def test_it_starts_from_a_directory_yields_the_cpu_and_refuses_another_target(ta
         device="cpu",
         niceness=7,
     )
-    assert isinstance(trainer, ProcessTrainer)
+    assert isinstance(trainer, SpotTrainer)
     assert psutil.Process(trainer.pid).nice() == min(psutil.Process().nice() + 7, 19)
     begin(trainer, 1)
     config = here.head.config

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from actors.spot.process import ProcessTrainer
+from actors.spot.process import SpotTrainer
 from contracts.spot import MicroStep, PublishDrafter, TrainedWeights, TrainFailed, TrainStarted, TrainStopped
 from tests.spot.support import feed, only, record, save_target, spawn, start, stop, until, until_a
 
-Trainers = Mapping[str, ProcessTrainer]
+Trainers = Mapping[str, SpotTrainer]
 ROWS = 150
 
 

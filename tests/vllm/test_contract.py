@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from actors.engine.capabilities import VLLM as CAPABILITIES
-from actors.engine.core import RolloutEngine
-from actors.engine.process import spawn_engine
+from actors.engine.process import RolloutEngine, spawn_engine
 from config.model import ModelOptions
 from config.rollout import EngineOptions
 from config.speculation import EagleOptions, SpeculationOptions
