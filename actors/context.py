@@ -13,6 +13,9 @@ class RunObserver:
     def event(self, kind: str, message: str) -> None:
         """Something worth knowing happened; kind is one word."""
 
+    def progress(self, phase: str, done: int = 0, total: int = 0) -> None:
+        """How far what is under way has come; total 0: nobody knows."""
+
     def worked(self, actor: str, kind: str, start_s: float, end_s: float) -> None:
         """For the timeline; seconds since the epoch."""
 
@@ -21,10 +24,13 @@ def no_log(name: str) -> str | None:
     return None
 
 
+UNOBSERVED = RunObserver()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Context:
     loop: EventLoop = field(default_factory=EventLoop)
-    observer: RunObserver = field(default_factory=RunObserver)
+    observer: RunObserver = UNOBSERVED
     log: Callable[[str], str | None] = no_log  # the log file of an actor
     wall: Callable[[], float] = time.time
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from actors.context import Context, no_log
+from actors.context import Context, RunObserver, no_log
 from actors.loop import EventLoop, Look
 from actors.reward_pool import GradesArrived, RewardPool
 from actors.reward_worker import SupportsGrade
@@ -33,7 +33,7 @@ def nothing(*_: Any) -> None: ...
 
 
 @dataclass
-class Told:
+class Told(RunObserver):
     """In place of an observer."""
 
     on_event: Callable[[str, str], None] = nothing

@@ -9,6 +9,7 @@ process, with one set of weights.
 """
 
 import os
+import sys
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any, Literal
@@ -68,7 +69,7 @@ def main(
     torch.set_num_threads(threads)
     if model is None:
         config = load_config(ROOT / "examples/smollm/config.yaml", [f"run.dir={ROOT / 'runs'}"]).config
-        model = Path(converted(config, print).model.path)
+        model = Path(converted(config, sys.stdout).model.path)
     learner = LearnerOptions.model_validate({"lora": {"rank": rank} if rank else None})
     trainer = Trainer(ModelOptions(path=str(model), dtype=dtype), learner, ObjectiveOptions())
     trainer.begin(OptimizerOptions(lr=1e-6), 1)

@@ -101,7 +101,7 @@ def prepared(task: Task, checkpoint: Path | None, runs: Path, timeout_s: float) 
     """The model's folder, the file of training records, and the configuration's system prompt, if it has one."""
     if task is TASKS["demo"]:
         return (checkpoint or warm_start(runs, timeout_s)).resolve(), DEMO / "data/train.jsonl", []
-    config = converted(load_config(task.config, [f"run.dir={runs}"]).config, print)
+    config = converted(load_config(task.config, [f"run.dir={runs}"]).config, sys.stdout)
     (train,), system = config.data.sets, config.data.system_prompt
     return (checkpoint or Path(config.model.path)).resolve(), Path(train.path).resolve(), [system] if system else []
 

@@ -12,6 +12,7 @@ rollouts  the demo's prompts, sampling and stop tokens, 4 prompts x 8 responses,
 How far each precision is from a float32 learner: benchmarks.smollm_agreement.
 """
 
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -199,7 +200,7 @@ def main(
     out: Path = RESULTS / "smollm_precision.json",
 ) -> None:
     torch.set_num_threads(1)
-    loaded = converted(load_config(config, [f"run.dir={run_dir}"]).config, print)
+    loaded = converted(load_config(config, [f"run.dir={run_dir}"]).config, sys.stdout)
     folder, tokenizer = Path(loaded.model.path), load_tokenizer(loaded.model.path)
     prompts = [prompt.tokens for prompt in load_prompts(loaded.data, "train", tokenizer)]
     task = Task(prompts, stop_tokens_of(loaded, tokenizer), loaded.rollout.sampling.max_new_tokens)

@@ -139,9 +139,7 @@ def budget(model: Transformer) -> dict[str, Any]:
 
 
 def drain(engine: NativeEngine, requests: list[Request]) -> list[Recorded]:
-    events: list[Event] = []
-    engine.generate(requests, events.append)
-    return [event for event in events if isinstance(event, Recorded)]
+    return [event for event in engine.stream(requests) if isinstance(event, Recorded)]
 
 
 def steps_within(model: Transformer, batch: int, seconds: float) -> int:

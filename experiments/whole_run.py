@@ -39,7 +39,7 @@ import torch
 
 from benchmarks.harness import DEMO, ROOT, command, paired, write
 from benchmarks.same_losses import first_difference
-from benchmarks.tools.fit_eagle import tell_fit
+from benchmarks.tools.fit_eagle import told
 from benchmarks.tools.rollouts import History, record_history
 from benchmarks.tools.targets import Target, find_demo, inflated, load_target, load_task
 from benchmarks.tools.turns import opened, pin, take_turns, wait_for_trainers
@@ -93,7 +93,7 @@ def inflated_demo(given: Path | None, folder: Path) -> Setting:
 
 def example(config: Path, given: Path | None) -> Setting:
     """The model that another configuration begins RL with. SystemExit with the remedy where it was not made."""
-    loaded = converted(load_config(config).config, print)
+    loaded = converted(load_config(config).config, sys.stdout)
     directory = given or initial_weights(loaded)
     if not (directory / "config.json").exists():
         raise SystemExit(f"{directory} is no model: `paceline warmup {config}` makes it, or give one with --target")
@@ -115,7 +115,7 @@ def fit_drafter(setting: Setting, folder: Path, steps: int) -> dict[str, Any]:
     """On rollouts of prompts that no RL step has."""
     model, options = setting.target.model, load_config(setting.config).config.drafter
     trainer = DrafterTrainer(TargetHead.of(model, 0), options)
-    progress = fit(trainer, TargetRecords(model, *setting.history), PlateauRule(max_steps=steps), report=tell_fit)
+    progress = told(fit(trainer, TargetRecords(model, *setting.history), PlateauRule(max_steps=steps)))
     save_eagle(trainer.model, folder)
     last = progress[-1]
     return {"micro_steps": last.step, "held_out_top3": round(last.held_out_top3, 4), "seconds": round(last.seconds, 1)}

@@ -5,20 +5,31 @@ hashed and how a finished folder takes its place.
 import hashlib
 import os
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
+from typing import TextIO
 
 from launch.errors import PacelineError
 from models.durable import CHECKSUMS_FILE, faults, put_aside, seal, sync
 
 
-def found(folder: Path, log: Callable[[str], None]) -> bool:
-    """Whether what was kept in `folder` is there and, where it was sealed, undamaged. A damaged one is set aside."""
-    damaged = faults(folder) if folder.is_dir() else None
-    if damaged:
-        aside = put_aside(folder, "damaged")
-        log(f"{damaged[0]} in {folder}: it is made again; {aside} is not used any more, and may be deleted")
-        return False
+def damaged(folder: Path) -> str:
+    """What is wrong with what was kept in `folder`, which is set aside then; empty: nothing, or there is none."""
+    found = faults(folder) if folder.is_dir() else None
+    if not found:
+        return ""
+    aside = put_aside(folder, "damaged")
+    return f"{found[0]} in {folder}: it is made again; {aside} is not used any more, and may be deleted"
+
+
+def say(out: TextIO | None, text: str) -> None:
+    """A line of what is made; nothing where there is nothing to say, or nobody to say it to."""
+    if out is not None and text:
+        print(text, file=out, flush=True)
+
+
+def is_kept(folder: Path) -> bool:
+    """Whether it is there. Ask `damaged` first."""
     return (folder / "config.json").is_file()
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from actors.context import UNOBSERVED, RunObserver
 from actors.engine.calibrated import KEY, model_shape, precision_name
 from contracts.rollout import PassesDrifted, PassesKnown, PassesRefined, PassEvent
 from launch.config import Config, Issue
@@ -25,7 +26,6 @@ from policies.calibration.document import Calibration, CalibrationKey, Calibrati
 
 FOLDER = "calibrations"  # below run.dir
 WRITE_S = 30.0  # what engines have learned is kept at least so often
-OnEvent = Callable[[str, str], None]
 
 
 def calibrations_folder(config: Config) -> Path:
@@ -67,7 +67,7 @@ def merged(first: Calibration, second: Calibration) -> Calibration:
 def add_to_folder(
     folder: Path,
     calibration: Calibration,
-    on_event: OnEvent = lambda kind, message: None,
+    observer: RunObserver = UNOBSERVED,
     base: Calibration | None = None,
 ) -> Path:
     """Merge it into the file of its key, whoever else does so at the same time. `base`: what it grew from; where that
@@ -75,7 +75,7 @@ def add_to_folder(
     folder.mkdir(parents=True, exist_ok=True)
     path = file_of(folder, calibration.key)
     with _locked(folder):
-        known = _load(path, calibration.key, on_event)
+        known = _load(path, calibration.key, observer)
         (calibration if known is None or known == base else merged(known, calibration)).save(path)
     return path
 
@@ -97,16 +97,16 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def _load(path: Path, key: CalibrationKey, on_event: OnEvent) -> Calibration | None:
+def _load(path: Path, key: CalibrationKey, observer: RunObserver) -> Calibration | None:
     """None: there is none, or none that this release reads; a damaged one is set aside."""
     try:
         found = Calibration.load(path, key)
     except CalibrationRefusedError as error:
-        on_event("calibration_refused", f"{error}: costs are measured again during the run")
+        observer.event("calibration_refused", f"{error}: costs are measured again during the run")
         return None
     aside = path.with_name(f"{path.name}.corrupt")
     if found is None and aside.is_file() and not path.exists():
-        on_event(
+        observer.event(
             "calibration_corrupt", f"{path} was damaged and is now {aside}; costs are measured again during the run"
         )
     return found
@@ -145,7 +145,7 @@ class CalibrationStore:
     """A run's calibrations: what its engines begin with, and what they tell."""
 
     folder: Path
-    on_event: OnEvent
+    observer: RunObserver
     given: tuple[Calibration, ...] = ()  # to every engine of the run
     path: str = ""  # of the only one, where it was demanded
     keeps: bool = True  # what engines learn
@@ -157,20 +157,22 @@ class CalibrationStore:
     _known: set[tuple[str, int]] = field(default_factory=set)  # what was said of engines' starts
 
     @classmethod
-    def of(cls, config: Config, on_event: OnEvent) -> "CalibrationStore":
+    def of(cls, config: Config, observer: RunObserver) -> "CalibrationStore":
         """As rollout.speculation.calibration says. What cannot be read costs time, never the run."""
         wanted, folder = config.rollout.speculation.calibration, calibrations_folder(config)
         if wanted == "off" or config.rollout.speculation.mode == "off":
-            return cls(folder=folder, on_event=on_event, keeps=False)
+            return cls(folder=folder, observer=observer, keeps=False)
         if wanted != "auto":
             demanded = read_calibration(Path(wanted))
-            return cls(folder=folder, on_event=on_event, given=(demanded,), path=wanted, keeps=False)
+            return cls(folder=folder, observer=observer, given=(demanded,), path=wanted, keeps=False)
         try:
-            given = tuple(_fitting(folder, _known_to_driver(config), on_event))
+            given = tuple(_fitting(folder, _known_to_driver(config), observer))
         except (OSError, ModelConfigError) as error:
-            on_event("calibration_refused", f"{folder} cannot be read ({error}): costs are measured during the run")
+            observer.event(
+                "calibration_refused", f"{folder} cannot be read ({error}): costs are measured during the run"
+            )
             given = ()
-        return cls(folder=folder, on_event=on_event, given=given)
+        return cls(folder=folder, observer=observer, given=given)
 
     def heard(self, worker: str, event: PassEvent) -> None:
         """Take what an engine measured."""
@@ -185,7 +187,7 @@ class CalibrationStore:
                 if now_s - self._written_s >= WRITE_S:
                     self.write()
             case PassesDrifted(factor, before):
-                self.on_event("calibration_drift", f"{worker}: {drift_text(factor, before)}")
+                self.observer.event("calibration_drift", f"{worker}: {drift_text(factor, before)}")
 
     def write(self) -> None:
         """Keep what engines have told of since the last call."""
@@ -201,9 +203,9 @@ class CalibrationStore:
             try:
                 key = calibration.key
                 base = self._written.get(key, next((one for one in self.given if one.key == key), None))
-                self._written[key] = read_calibration(add_to_folder(self.folder, calibration, self.on_event, base))
+                self._written[key] = read_calibration(add_to_folder(self.folder, calibration, self.observer, base))
             except OSError as error:
-                self.on_event("calibration_not_kept", f"the next run measures its costs again: {error}")
+                self.observer.event("calibration_not_kept", f"the next run measures its costs again: {error}")
 
     def _starts(self, worker: str, key: CalibrationKey, passes: int) -> None:
         if (key.device, passes) in self._known:
@@ -216,10 +218,10 @@ class CalibrationStore:
             text = (
                 f"{worker} has none for {key.device} yet: passes are measured in passing (or by `paceline calibrate`)"
             )
-        self.on_event("calibration", text)
+        self.observer.event("calibration", text)
 
 
-def _fitting(folder: Path, wanted: dict[str, str], on_event: OnEvent) -> Iterator[Calibration]:
+def _fitting(folder: Path, wanted: dict[str, str], observer: RunObserver) -> Iterator[Calibration]:
     """Of that model and precision, for all devices."""
     for path in sorted(folder.glob("*.json")):
         try:
@@ -227,7 +229,7 @@ def _fitting(folder: Path, wanted: dict[str, str], on_event: OnEvent) -> Iterato
         except (ValueError, KeyError, TypeError):
             key = CalibrationKey(model="", precision="", device="")  # damaged: it is set aside
         if wanted.items() <= key.model_dump().items() or not key.model:
-            found = _load(path, key, on_event)
+            found = _load(path, key, observer)
             if found is not None:
                 yield found
 

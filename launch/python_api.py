@@ -5,6 +5,7 @@ Imports neither torch nor ray before something is run.
 """
 
 import json
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -78,7 +79,7 @@ def train(
         loaded = _load(config, [*overrides, reward_override(_listed(rewards), loaded)])
     from launch.config.hub import fetched
 
-    loaded = fetched(loaded, print)
+    loaded = fetched(loaded, sys.stdout)
     _require(loaded, "train")
     path = Path(loaded.run.dir) / loaded.run.name
     if backend == "local":
@@ -121,7 +122,7 @@ def evaluate(
     from launch.run.evaluate import evaluate as run
 
     with found.weights() as chosen:
-        chosen = fetched(chosen, print)
+        chosen = fetched(chosen, sys.stdout)
         _require(chosen, "eval")
         return run(chosen)[0]
 

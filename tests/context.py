@@ -6,12 +6,20 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from actors.context import RunObserver
 from actors.loop import EventLoop
 from launch.context import RunContext
 from launch.interrupt import Interrupt
 
 
 def nothing(*_: Any) -> None: ...
+
+
+class Heard(list[tuple[str, str]], RunObserver):
+    """Keeps the events."""
+
+    def event(self, kind: str, message: str) -> None:
+        self.append((kind, message))
 
 
 def run_context(

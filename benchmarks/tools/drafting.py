@@ -12,7 +12,7 @@ from benchmarks.tools.rollouts import engine_options
 from benchmarks.tools.targets import Target
 from config.speculation import EagleOptions
 from contracts.records import SequenceRecord
-from contracts.rollout import EngineWindow, Event, Request, Rollout, StrategyUse
+from contracts.rollout import EngineWindow, Finished, Request, Rollout, StrategyUse
 from drafter.eagle import Drafting, EagleDrafter, save_eagle
 from models.config import ModelConfig
 
@@ -45,12 +45,12 @@ def drafter_of(model: Drafting, target: Target, running: int) -> EagleDrafter:
 def accept(engine: NativeEngine, requests: Sequence[Request]) -> Acceptance:
     """Decode them all, with whatever weights and drafter the engine has now."""
     used: list[StrategyUse] = []
-
-    def hear(event: Event) -> None:
+    rollouts: dict[int, Rollout] = {}
+    for event in engine.stream(requests):
         if isinstance(event, EngineWindow):
             used.extend(use for use in event.strategies if use.drafted)
-
-    rollouts = engine.generate(requests, hear)
+        elif isinstance(event, Finished):
+            rollouts[event.rollout.request_id] = event.rollout
     depth = max((len(use.offered) for use in used), default=0)
     offered, taken = (
         [sum(row[i] for row in rows if i < len(row)) for i in range(depth)]

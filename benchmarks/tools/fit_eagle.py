@@ -6,6 +6,7 @@ The demo's own rollouts and prompts, also for an inflated target, which has the 
 those of `paceline warmup-drafter`.
 """
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -19,12 +20,18 @@ from drafter.training.head import TargetHead
 from drafter.training.trainer import DrafterTrainer
 
 
-def tell_fit(progress: FitProgress) -> None:
-    print(
-        f"fit {progress.step}: held-out loss {progress.held_out_loss:.4f}, top-3 {progress.held_out_top3:.4f}, "
-        f"{progress.seconds:.0f} s",
-        flush=True,
-    )
+def told(fit: Iterable[FitProgress | None]) -> list[FitProgress]:
+    """Train to the end of `fit`; what it found, printed as it comes."""
+    history = list[FitProgress]()
+    for progress in fit:
+        if progress is not None:
+            history.append(progress)
+            print(
+                f"fit {progress.step}: held-out loss {progress.held_out_loss:.4f}, "
+                f"top-3 {progress.held_out_top3:.4f}, {progress.seconds:.0f} s",
+                flush=True,
+            )
+    return history
 
 
 def main(
@@ -39,7 +46,7 @@ def main(
     prompts, responses = record_history(load_target(directory, "demo", "float32"), load_task(directory))
     model = load_target(directory, size, "float32").model.requires_grad_(False)
     trainer = DrafterTrainer(TargetHead.of(model, 0), DrafterOptions(learning_rate=lr))
-    fit(trainer, TargetRecords(model, prompts, responses), PlateauRule(max_steps=steps), report=tell_fit)
+    told(fit(trainer, TargetRecords(model, prompts, responses), PlateauRule(max_steps=steps)))
     save_eagle(trainer.model, out)
     print(f"wrote {out}")
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 
+from actors.context import RunObserver
 from coordinator.address import Address
 from coordinator.admin.client import AdminClient
 from coordinator.admin.credentials import Credentials
@@ -41,7 +42,7 @@ def opened(config: Config, run_dir: Path) -> Iterator[Job]:
     """A job that is ready for its first RL step."""
     interrupt = Interrupt()
     with Observer(run_dir, config) as observer:
-        initial = warm_start(config, interrupt, lambda _done, _total: None, lambda _message: None)
+        initial = warm_start(config, interrupt, RunObserver())
         with open_job(config, observer, interrupt, initial, run_dir) as job:
             job.learner.begin(config.learner.optimizer, config.run.steps * config.learner.mini_batches)
             job.publish()

@@ -6,7 +6,7 @@ has not fallen by `gain` (relative to its best) for `patience` evaluations, the 
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -88,13 +88,12 @@ def fit(
     *,
     seed: int = 0,
     held_out: int = 64,
-    report: Callable[[FitProgress], None] = lambda _: None,
-    check: Callable[[], None] = lambda: None,
-) -> list[FitProgress]:
-    """Train until the plateau (or rule.max_steps); the trainer is left with the best weights.
+) -> Iterator[FitProgress | None]:
+    """Train until the plateau (or rule.max_steps), a micro-step at a time; yields what its evaluation found, if it had
+    one. Iterated to its end, it leaves the trainer with the best weights.
 
-    held_out: sequences never trained on, at most a tenth of all. `check` is called between micro-steps and may raise.
-    Raises ValueError if there are fewer than two sequences long enough.
+    held_out: sequences never trained on, at most a tenth of all. Raises ValueError if there are fewer than two
+    sequences long enough.
     """
     rng, start_s = np.random.default_rng(seed), time.monotonic()
     order = [int(i) for i in rng.permutation(len(records.tokens)) if records.tokens[i] > MIN_ROWS]
@@ -103,16 +102,15 @@ def fit(
     count = min(held_out, max(1, len(order) // 10))
     judges = list(_packs(records, order[:count], trainer.options.micro_step_tokens))
     source = _endless(records, order[count:], trainer.options.micro_step_tokens, rng)
-    history: list[FitProgress] = []
     best, best_state, waited, phase, tokens = float("inf"), trainer.state_dict(), 0, 0, 0
     losses: list[float] = []
     trainer.rate_scale = rule.rates[0]
     for step in range(1, rule.max_steps + 1):
-        check()
         result = trainer.micro_step(records.take(next(source)))
         losses.append(result.loss)
         tokens += result.positions
         if step % rule.every and step < rule.max_steps:
+            yield None
             continue
         loss, accuracy, top3 = _judge(trainer, records, judges)
         waited = 0 if loss < best * (1 - rule.gain) else waited + 1
@@ -121,21 +119,18 @@ def fit(
             best, best_state = loss, {name: tensor.clone() for name, tensor in trainer.state_dict().items()}
         rate = trainer.options.learning_rate * trainer.rate_scale
         seconds = time.monotonic() - start_s
-        history.append(
-            FitProgress(
-                step=step,
-                loss=float(np.mean(losses)),
-                held_out_loss=loss,
-                held_out_accuracy=accuracy,
-                held_out_top3=top3,
-                best=is_best,
-                rate=rate,
-                tokens=tokens,
-                seconds=seconds,
-            )
+        yield FitProgress(
+            step=step,
+            loss=float(np.mean(losses)),
+            held_out_loss=loss,
+            held_out_accuracy=accuracy,
+            held_out_top3=top3,
+            best=is_best,
+            rate=rate,
+            tokens=tokens,
+            seconds=seconds,
         )
         losses = []
-        report(history[-1])
         if waited >= rule.patience:
             waited, phase = 0, phase + 1
             if phase == len(rule.rates):
@@ -144,7 +139,6 @@ def fit(
             trainer.rate_scale = rule.rates[phase]
     trainer.load_state_dict(best_state)
     trainer.rate_scale = 1.0
-    return history
 
 
 def _judge(

@@ -3,7 +3,7 @@
 Owns the asking (one task per node, once, that takes no resources) and who is refused; where actors go is decided by
 who places them (`off` in actors/placement.py keeps them off a node).
 
-    versions = compared(session, observer.event)   # waits for the answers of the nodes that are there
+    versions = compared(session, observer)   # waits for the answers of the nodes that are there
     with place(config, versions.refused) as placement: ...
     versions.look()                                # now and then: asks nodes that have joined; never waits
 
@@ -20,6 +20,7 @@ import ray
 from ray.exceptions import RayError, RayTaskError, RuntimeEnvSetupError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from actors.context import UNOBSERVED, RunObserver
 from actors.placement import off
 from launch.cluster.installed import installed
 from launch.cluster.session import RaySession
@@ -57,10 +58,10 @@ def differences(mine: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]
     ]
 
 
-def compared(session: RaySession, on_event: Callable[[str, str], None]) -> "NodeVersions":
+def compared(session: RaySession, observer: RunObserver) -> "NodeVersions":
     """The nodes of a cluster at the start of a run. Nobody is asked where the head is this process's own: it runs what
     this process runs. Raises PacelineError if no node can be used."""
-    versions = NodeVersions(on_event=on_event, trusted=alive() if session.owned else ())
+    versions = NodeVersions(observer=observer, trusted=alive() if session.owned else ())
     versions.look(_START_S)
     versions.require_one()
     return versions
@@ -87,7 +88,7 @@ class NodeVersions:
     def __init__(
         self,
         *,
-        on_event: Callable[[str, str], None] = lambda kind, message: None,
+        observer: RunObserver = UNOBSERVED,
         mine: Mapping[str, str] | None = None,
         alive: Callable[[], Mapping[str, str]] = alive,
         ask: Callable[[str], Asked] = ask,
@@ -96,9 +97,9 @@ class NodeVersions:
         clock: Callable[[], float] = time.monotonic,
         trusted: Collection[str] = (),
     ) -> None:
-        """`on_event(node_refused, message)`. `trusted`: nodes that are not asked."""
+        """`observer` gets the events node_refused. `trusted`: nodes that are not asked."""
         self.refused: dict[str, str] = {}
-        self._on_event = on_event
+        self._observer = observer
         self._mine = installed() if mine is None else mine
         self._alive, self._ask, self._get, self._clock = alive, ask, get, clock
         self._wait = wait or _wait
@@ -174,7 +175,7 @@ class NodeVersions:
         if differing:
             reason = f"node {self._nodes.get(node_id, 'unknown')} ({node_id[:8]}) has {', '.join(differing)}"
             self.refused[node_id] = reason
-            self._on_event("node_refused", f"{reason}: the node is not used; {REMEDY}")
+            self._observer.event("node_refused", f"{reason}: the node is not used; {REMEDY}")
             return NodeRefused(node_id, reason)
         return None
 

@@ -120,7 +120,7 @@ def evaluate(
             raise UsageError(f"{what} has no held-out prompts", remedy="set data.eval=FILE, or eval.sets")
         began = base_of(target) if base else None
         with target.weights() as chosen:
-            chosen = fetched(chosen, typer.echo)
+            chosen = fetched(chosen, sys.stdout)
             _require(chosen, "eval")
             from launch.commands.eval_show import show_comparison, show_metrics
             from launch.report import write_report
@@ -170,7 +170,7 @@ def chat(
             raise ConfigError(issues)
         target = find(what, overrides or [], step=step, best=best)
         with target.weights() as chosen:
-            chosen = fetched(chosen, lambda text: typer.echo(text, err=True))
+            chosen = fetched(chosen, sys.stderr)
             from launch.commands.chat import chat as run
 
             run(
@@ -418,7 +418,9 @@ def warmup_drafter(
             seed=seed,
             device=device,
         )
-        typer.echo(run_it(given, typer.echo))
+        for line in run_it(given):
+            typer.echo(line)
+        typer.echo(out)
 
 
 @app.command()
@@ -467,7 +469,7 @@ def _load(config: Path, overrides: list[str] | None, *, fetch: bool = False) -> 
     from launch.config.hub import converted, fetched
 
     made = fetched if fetch else converted
-    return replace(loaded, config=made(loaded.config, lambda text: typer.echo(text, err=True)))  # stdout: the result
+    return replace(loaded, config=made(loaded.config, sys.stderr))  # stdout: the result
 
 
 def _require(config: "Config", command: "Command") -> None:

@@ -12,9 +12,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from actors.rewards import gym
 from config.data import DataOptions, ReasoningGymOptions, TrainSetOptions
@@ -37,9 +36,10 @@ def unusable() -> str:
     return "" if installed == VERSION else f"{PACKAGE} {installed} is installed, and {VERSION} is what is supported"
 
 
-def generated(config: Config, say: Callable[[str], None] = lambda text: None) -> Config:
+def generated(config: Config, out: TextIO | None = None) -> Config:
     """`config` with the files of its data.reasoning_gym as data.sets and eval.sets. Each is made once for its content:
-    `run.dir`/reasoning_gym/NAME-HASH. Raises ConfigError for what the package lacks or refuses."""
+    `run.dir`/reasoning_gym/NAME-HASH. What takes long is said to `out`. Raises ConfigError for what the
+    package lacks or refuses."""
     asked = config.data.reasoning_gym
     if not asked:
         return config
@@ -48,8 +48,9 @@ def generated(config: Config, say: Callable[[str], None] = lambda text: None) ->
     train, held_out, issues = list[TrainSetOptions](), list[EvalSetOptions](), list[Issue]()
     for index, one in enumerate(asked):
         folder = _folder(config, one)
-        if not cache.found(folder, say):
-            issue = _make(folder, one, f"{KEY}.{index}", say)
+        cache.say(out, cache.damaged(folder))
+        if not cache.is_kept(folder):
+            issue = _make(folder, one, f"{KEY}.{index}", out)
             if issue is not None:
                 issues.append(issue)
                 continue
@@ -84,13 +85,14 @@ def _folder(config: Config, one: ReasoningGymOptions) -> Path:
     return Path(config.run.dir) / FOLDER / f"{one.source}-{digest[:16]}"
 
 
-def _make(folder: Path, one: ReasoningGymOptions, key: str, say: Callable[[str], None]) -> Issue | None:
+def _make(folder: Path, one: ReasoningGymOptions, key: str, out: TextIO | None) -> Issue | None:
     """Makes the files of one entry, or says why not."""
     made = folder.with_name(f".{folder.name}.{os.getpid()}")
-    say(f"{key}: making {one.size} + {one.eval} held-out questions of {one.source} in {folder}, once")
+    held_out = f"{one.size} + {one.eval} held-out questions of {one.source}"
+    cache.say(out, f"{key}: making {held_out} in {folder}, once")
     try:
         made.mkdir(parents=True)
-        refused = _ask({**_request(one), "folder": str(made)}, lambda text: say(f"{key}: {one.source}: {text}"))
+        refused = _ask({**_request(one), "folder": str(made)}, f"{key}: {one.source}", out)
         if refused is not None:
             below = "name" if refused["key"] == "dataset" and one.dataset is None else refused["key"]
             return Issue(f"{key}.{below}", refused["message"], remedy=refused["remedy"])
@@ -104,7 +106,7 @@ def _make(folder: Path, one: ReasoningGymOptions, key: str, say: Callable[[str],
     return None
 
 
-def _ask(request: dict[str, Any], say: Callable[[str], None]) -> dict[str, str] | None:
+def _ask(request: dict[str, Any], what: str, out: TextIO | None) -> dict[str, str] | None:
     """Has the files made; what is refused of the request. Raises ConfigError where the process fails."""
     with tempfile.TemporaryFile("w+", errors="replace") as printed:
         process = subprocess.Popen(
@@ -125,7 +127,7 @@ def _ask(request: dict[str, Any], say: Callable[[str], None]) -> dict[str, str] 
                 told = json.loads(line)
                 refused = told.get("refused", refused)
                 if "text" in told:
-                    say(told["text"])
+                    cache.say(out, f"{what}: {told['text']}")
         except BaseException:  # Ctrl-C, a message that cannot be shown
             process.kill()
             raise

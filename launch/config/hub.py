@@ -8,8 +8,8 @@ import hashlib
 import importlib.util
 import os
 import re
-from collections.abc import Callable
 from pathlib import Path
+from typing import TextIO
 
 from config.tree import Config
 from launch import cache
@@ -68,14 +68,14 @@ def require_shape(path: str) -> None:
     raise ConfigError([Issue("model.path", message, remedy=f"this one file is enough: {line}{then}")])
 
 
-def converted(config: Config, say: Callable[[str], None] = lambda text: None) -> Config:
+def converted(config: Config, out: TextIO | None = None) -> Config:
     """`config` with the files of its data.reasoning_gym, and with the folder of its model where `model.path` is a GGUF
     file or `package:NAME`, an installed package that holds one. The folder is made from the file's content once:
-    `run.dir`/models/NAME-SHA256.
+    `run.dir`/models/NAME-SHA256. What takes long is said to `out`.
 
     Raises ConfigError if there is no such file or package, or if models.gguf refuses the file; as `generated`.
     """
-    config = generated(config, say)
+    config = generated(config, out)
     value = config.model.path
     if not value.endswith(GGUF) and not value.startswith(PACKAGE):
         return config
@@ -87,10 +87,12 @@ def converted(config: Config, say: Callable[[str], None] = lambda text: None) ->
     with file.open("rb") as content:
         digest = hashlib.file_digest(content, "sha256").hexdigest()
     folder = Path(config.run.dir) / CONVERTED / f"{file.stem}-{digest[:16]}"
-    if not cache.found(folder, say):
+    cache.say(out, cache.damaged(folder))
+    if not cache.is_kept(folder):
         from models.gguf import GgufError, convert
 
-        say(f"model.path: converting {file.name} ({file.stat().st_size / 2**20:,.0f} MiB, GGUF) to {folder}, once")
+        size = f"{file.stat().st_size / 2**20:,.0f} MiB, GGUF"
+        cache.say(out, f"model.path: converting {file.name} ({size}) to {folder}, once")
         made = folder.with_name(f".{folder.name}.{os.getpid()}")
         try:
             convert(file, made)
@@ -119,18 +121,18 @@ def _packaged(name: str) -> Path:
     return files[0]
 
 
-def fetched(config: Config, say: Callable[[str], None] = lambda text: None) -> Config:
+def fetched(config: Config, out: TextIO | None = None) -> Config:
     """`config` with Hub ids that are no paths here replaced by their folders, fetched where they are not in the cache,
-    and a GGUF file by the folder made from it. Raises ConfigError, with the command that does it elsewhere, if one
-    cannot be."""
-    config = converted(config, say)
+    and a GGUF file by the folder made from it. What takes long is said to `out`. Raises ConfigError, with the command
+    that does it elsewhere, if one cannot be."""
+    config = converted(config, out)
     issues: list[Issue] = []
     for pattern in (*MODELS, *DATA):
         for key, value in list(written(config, pattern)):
             found = None if value is None or Path(value).exists() else hub_id(value)
             if found is None or value is None or (key in MODELS and found[1]):
                 continue
-            say(f"{key}: fetching {value} from the Hugging Face Hub")
+            cache.say(out, f"{key}: fetching {value} from the Hugging Face Hub")
             try:
                 config = replaced(config, key, _fetch(*found, model=key in MODELS))
             except Exception as error:  # its own classes, the network's, the disk's

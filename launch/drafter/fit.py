@@ -6,11 +6,10 @@ no Ray; one process, one device.
 """
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -23,7 +22,7 @@ from config.data import DataOptions
 from config.drafter import Algorithm, DrafterOptions
 from config.learner import WarmupOptions
 from config.rollout import EngineOptions, SamplingOptions
-from contracts.rollout import Event, Finished
+from contracts.rollout import Finished, Rollout
 from drafter.eagle import Drafting, load_eagle, save_eagle
 from drafter.training.fit import FitProgress, PlateauRule, TargetRecords, fit
 from drafter.training.head import TargetHead
@@ -31,11 +30,14 @@ from drafter.training.trainer import DrafterTrainer
 from launch.batch import Batch, Pick, sampling_params, stop_rule
 from launch.config import load_config
 from launch.errors import UsageError
-from launch.interrupt import interrupt_flag
+from launch.interrupt import Interrupt, interrupt_flag
 from models.checkpoint import load_model
 from models.config import read_config
 from models.device import choose_device
 from models.transformer import Transformer
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 Pairs = tuple[list[NDArray[np.int32]], list[NDArray[np.int32]]]  # prompts and responses, in step
 HISTORY_FILE = "training.json"
@@ -77,14 +79,16 @@ class _Source:
     drafter: DrafterOptions
 
 
-def warmup_drafter(given: DrafterWarmup, say: Callable[[str], None] = print) -> Path:
-    """Train, and write `given.out`: a directory for rollout.speculation.eagle.path. Returns it."""
+def warmup_drafter(given: DrafterWarmup) -> Iterator[str]:
+    """`fit_drafter` on the main thread, until somebody interrupts it."""
     with interrupt_flag() as interrupt:
-        return fit_drafter(given, say, interrupt.check)
+        yield from fit_drafter(given, interrupt)
 
 
-def fit_drafter(given: DrafterWarmup, say: Callable[[str], None], check: Callable[[], None]) -> Path:
-    """`warmup_drafter` on any thread; `check` is called often, and may raise."""
+def fit_drafter(given: DrafterWarmup, interrupt: Interrupt | None = None) -> Iterator[str]:
+    """Train, and write `given.out`: a directory for rollout.speculation.eagle.path. Yields what there is to say
+    meanwhile. Raises Interrupted between two micro-steps, and between two steps of the rollouts."""
+    interrupt = interrupt or Interrupt()
     source = _source(given)
     if (given.out / "config.json").exists():
         raise UsageError(f"--out: {given.out} holds a model or drafter already", remedy="choose another directory")
@@ -93,24 +97,23 @@ def fit_drafter(given: DrafterWarmup, say: Callable[[str], None], check: Callabl
     tokenizer = load_tokenizer(str(source.tokenizer))
     check_vocabulary(tokenizer, read_config(source.target)["vocab_size"])
     target = load_model(source.target, dtype=dtype, device=device, batch_invariant=False).requires_grad_(False)
-    pairs = _pairs(given, source, target, tokenizer, check, say)
+    said, pairs = _pairs(given, source, target, tokenizer, interrupt)
+    yield said
     head, options = TargetHead.of(target, 0), source.drafter
     trainer = DrafterTrainer(head, options, device=device, model=_start(given, target, device))
     layers = trainer.model.layers
-    say(
+    yield (
         f"{len(pairs[0])} sequences, {sum(map(len, pairs[1]))} response tokens; {source.drafter.algorithm}, "
         f"{sum(p.numel() for p in trainer.model.parameters()):,} trainable parameters"
         + (f", target layers {', '.join(map(str, layers))}" if layers else "")
     )
     rule = PlateauRule(max_steps=given.max_steps)
-    history = fit(
-        trainer,
-        TargetRecords(target, *pairs, layers=layers),
-        rule,
-        seed=given.seed,
-        report=lambda progress: say(_line(progress)),
-        check=check,
-    )
+    history = list[FitProgress]()
+    for progress in fit(trainer, TargetRecords(target, *pairs, layers=layers), rule, seed=given.seed):
+        interrupt.check()
+        if progress is not None:
+            history.append(progress)
+            yield _line(progress)
     save_eagle(trainer.model, given.out)
     record = {
         "target": str(source.target),
@@ -123,8 +126,7 @@ def fit_drafter(given: DrafterWarmup, say: Callable[[str], None], check: Callabl
     (given.out / HISTORY_FILE).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     best = [progress for progress in history if progress.best][-1]
     end = "plateau" if history[-1].step < rule.max_steps else f"end of its {rule.max_steps} micro-steps"
-    say(f"{end} after {history[-1].step} micro-steps; kept those of step {best.step}: {_quality(best)}")
-    return given.out
+    yield f"{end} after {history[-1].step} micro-steps; kept those of step {best.step}: {_quality(best)}"
 
 
 def _source(given: DrafterWarmup) -> _Source:
@@ -185,43 +187,40 @@ def _pairs(
     source: _Source,
     target: Transformer,
     tokenizer: Tokenizer,
-    check: Callable[[], None],
-    say: Callable[[str], None],
-) -> Pairs:
+    interrupt: Interrupt,
+) -> tuple[str, Pairs]:
+    """What was read, in words, and what is learned from."""
     if given.response_field is not None:
         options = WarmupOptions(data=source.data.train or "", response_field=given.response_field)
         found = load_demonstrations(options, source.data, tokenizer)
-        say(f"{source.data.train}: {found.report.summary()}")
-        return [d.prompt_tokens for d in found], [d.response_tokens for d in found]
+        pairs = [d.prompt_tokens for d in found], [d.response_tokens for d in found]
+        return f"{source.data.train}: {found.report.summary()}", pairs
     prompts = load_prompts(source.data, "train", tokenizer)
-    say(f"{source.data.train or 'data.sets'}: {prompts.report.summary()}")
+    said = f"{source.data.train or 'data.sets'}: {prompts.report.summary()}"
     picks = [Pick(_EPOCH, prompt) for prompt in prompts]
     sampling = sampling_params(source.sampling, _stop_tokens(source, tokenizer))
     expected = [float(sampling.max_new_tokens)] * len(picks)
     counts = [given.samples] * len(picks)
     stop = stop_rule(source.sampling, tokenizer)
     requests = Batch(picks, counts, sampling, seed=given.seed, expected_tokens=expected, stop=stop).requests
-    with _bar(len(requests)) as advance:
-
-        def hear(event: Event) -> None:
-            check()
+    rollouts: dict[int, Rollout] = {}
+    with _bar() as bar:
+        task = bar.add_task("", total=len(requests))
+        for event in NativeEngine(target, source.engine).stream(requests):
+            interrupt.check()
             if isinstance(event, Finished):
-                advance()
+                rollouts[event.rollout.request_id] = event.rollout
+                bar.advance(task)
+    return said, ([r.prompt_tokens for r in requests], [rollouts[r.request_id].tokens for r in requests])
 
-        rollouts = NativeEngine(target, source.engine).generate(requests, hear)
-    return [r.prompt_tokens for r in requests], [rollouts[r.request_id].tokens for r in requests]
 
-
-@contextmanager
-def _bar(total: int) -> Iterator[Callable[[], None]]:
-    """Progress of the rollouts on a terminal."""
+def _bar() -> "Progress":
+    """Of the rollouts, on a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = TextColumn("rollouts of the target"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=total)
-        yield lambda: bar.advance(task)
+    return Progress(*columns, console=Console(stderr=True), transient=True)
 
 
 def _line(progress: FitProgress) -> str:

@@ -4,10 +4,8 @@ warm start of the target. Owns where it runs and where its result lies; the fit 
 
 import hashlib
 import os
-import queue
 import shutil
-import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +13,14 @@ import ray
 
 from actors.placement import place
 from config.data import PROMPTS_ONLY
-from launch.cache import add_files, found, keep
+from launch.cache import add_files, damaged, is_kept, keep
 from launch.config import Config
 from launch.config.paths import tokenizer_dir
 from launch.drafter.fit import DrafterWarmup, fit_drafter
 from launch.interrupt import Interrupt
+from launch.observe import Observer
 
-_POLL_S = 0.5
+_POLL_S, _EVENT = 0.5, "drafter_fit"
 _ONLINE = {  # keys of `drafter:` that say nothing about the fit
     *("train", "every_steps", "drift", "checkpoint_every", "checkpoint_keep", "stop_timeout_s"),
     *("recording", "buffer", "canary"),
@@ -33,7 +32,7 @@ def offline_fit(
     interrupt: Interrupt,
     target: Path,
     run_dir: Path,
-    log: Callable[[str], None],
+    observer: Observer,
     avoid: Mapping[str, str] | None = None,
 ) -> Config:
     """`config` whose drafter begins as `drafter.offline` says; the same where it says nothing.
@@ -44,8 +43,11 @@ def offline_fit(
     options, directory = config.drafter.offline, fitted_folder(config, target)
     if options is None or directory is None:
         return config
-    if found(directory, log):
-        log(f"using the drafter fitted before, {directory}")
+    observer.progress("fitting the drafter")
+    if said := damaged(directory):
+        observer.event(_EVENT, said)
+    if is_kept(directory):
+        observer.event(_EVENT, f"using the drafter fitted before, {directory}")
     else:
         given = DrafterWarmup(
             out=directory.with_name(f".{directory.name}.{os.getpid()}"),
@@ -57,7 +59,7 @@ def offline_fit(
             max_steps=options.max_steps,
             seed=config.drafter.seed,
         )
-        _fit(config, interrupt, given, log, avoid)
+        _fit(config, interrupt, given, observer, avoid)
         keep(given.out, directory, "the fitted drafter")
     eagle = config.rollout.speculation.eagle.model_copy(update={"path": str(directory)})
     speculation = config.rollout.speculation.model_copy(update={"eagle": eagle})
@@ -75,20 +77,20 @@ def _fit(
     config: Config,
     interrupt: Interrupt,
     given: DrafterWarmup,
-    log: Callable[[str], None],
+    observer: Observer,
     avoid: Mapping[str, str] | None,
 ) -> None:
     """On the first learner rank's resources, with what it says logged as it comes."""
-    log(f"fitting the drafter to {given.samples} rollouts per prompt of {given.target}")
+    observer.event(_EVENT, f"fitting the drafter to {given.samples} rollouts per prompt of {given.target}")
     try:
         with place(config, avoid) as placement:
-            said: Any = ray.remote(_lines).options(**placement.learner_options(0), max_retries=0).remote(given)
+            said: Any = ray.remote(fit_drafter).options(**placement.learner_options(0), max_retries=0).remote(given)
             try:
                 while True:
                     ready, _ = ray.wait([said], timeout=_POLL_S)
                     interrupt.check()
                     if ready:
-                        log(ray.get(next(said)))
+                        observer.event(_EVENT, ray.get(next(said)))
             except StopIteration:
                 pass
             except BaseException:
@@ -97,25 +99,6 @@ def _fit(
     except BaseException:
         shutil.rmtree(given.out, ignore_errors=True)
         raise
-
-
-def _lines(given: DrafterWarmup) -> Iterator[str]:
-    """Ray task: fit, and yield what there is to say meanwhile."""
-    said: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-    failure: list[BaseException] = []
-
-    def work() -> None:
-        try:
-            fit_drafter(given, said.put, lambda: None)
-        except BaseException as error:
-            failure.append(error)
-        said.put(None)
-
-    threading.Thread(target=work, name="offline-fit", daemon=True).start()
-    while (line := said.get()) is not None:
-        yield line
-    if failure:
-        raise failure[0]
 
 
 def _fingerprint(config: Config, target: Path) -> str:

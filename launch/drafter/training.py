@@ -378,7 +378,7 @@ def drafter_training(
         actors = stack.enter_context(drafter_actors(config, run_dir, avoid))
         driver = DriverClient(actors.endpoint, time.time_ns(), config.coordinator, keys=actors.keys.driver)
         stack.callback(driver.close)
-        watch = DrafterWatch(actors.coordinator, actors.buffers, observer.event)
+        watch = DrafterWatch(actors.coordinator, actors.buffers, observer)
         stack.callback(watch.look)  # what was lost at the end is said too
         observer.event("coordinator", f"{actors.endpoint}; show it with: paceline status {run_dir}")
         yield DrafterTraining(config, observer, run_dir, model, actors, driver, watch, pace)

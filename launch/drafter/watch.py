@@ -4,12 +4,13 @@ One may be back before anyone asks: then its process is another one.
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import ray
 from ray.exceptions import RayError
 
+from actors.context import RunObserver
 from drafter.training.buffer import BufferStats
 
 _TIMEOUT_S = 1.0
@@ -18,11 +19,11 @@ _COORDINATOR = ""  # the buffers go by their nodes
 
 
 class DrafterWatch:
-    """`on_event` gets `coordinator_lost` and `buffer_lost`, once per loss."""
+    """`observer` gets `coordinator_lost` and `buffer_lost`, once per loss."""
 
-    def __init__(self, coordinator: Any, buffers: Mapping[str, Any], on_event: Callable[[str, str], None]) -> None:
+    def __init__(self, coordinator: Any, buffers: Mapping[str, Any], observer: RunObserver) -> None:
         """buffers: by node id, those that there are at any time. Does not wait."""
-        self._coordinator, self._buffers, self._on_event = coordinator, buffers, on_event
+        self._coordinator, self._buffers, self._observer = coordinator, buffers, observer
         self._pids: dict[str, int] = {}  # of those that answered when they were last asked
         self._silent: set[str] = set()  # those whose loss was said
         self._first = self._ask()
@@ -71,9 +72,9 @@ class DrafterWatch:
 
     def _say(self, name: str, reason: str) -> None:
         if name == _COORDINATOR:
-            self._on_event("coordinator_lost", f"{reason}; Ray restarts it, rollouts continue without it")
+            self._observer.event("coordinator_lost", f"{reason}; Ray restarts it, rollouts continue without it")
         else:
-            self._on_event("buffer_lost", f"data buffer of node {name[:8]}: {reason}; its data is lost")
+            self._observer.event("buffer_lost", f"data buffer of node {name[:8]}: {reason}; its data is lost")
 
 
 def _get(ref: Any) -> BufferStats | None:

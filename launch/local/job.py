@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, cast
 
+from actors.context import UNOBSERVED, RunObserver
 from actors.data.mixture import make_order
 from actors.engine.native.core import build as build_engine
 from actors.engine.process import NO_SPECULATION
@@ -246,13 +247,12 @@ class LocalEnvironments:
 
 def initial_weights(
     config: Config,
-    log: Callable[[str], None] = lambda message: None,
+    observer: RunObserver = UNOBSERVED,
     interrupt: Interrupt | None = None,
-    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Path:
     """launch.run.warmup.warm_start with the learner of this process."""
     with threads_of(config):
-        return warm_start(config, Interrupt() if interrupt is None else interrupt, progress, log, learner=_warm_learner)
+        return warm_start(config, interrupt or Interrupt(), observer, learner=_warm_learner)
 
 
 @contextmanager

@@ -59,12 +59,7 @@ def _train(config: Config, run_dir: Path) -> int:
 
 
 def _run(config: Config, observer: Observer, interrupt: Interrupt, run_dir: Path) -> None:
-    initial = initial_weights(
-        config,
-        lambda message: observer.event("warm_start", message),
-        interrupt,
-        lambda done, total: observer.progress("warm start", done, total),
-    )
+    initial = initial_weights(config, observer, interrupt)
     with (
         threads_of(config),
         open_job(config, observer, initial, speculation=_speculation(config), interrupt=interrupt) as job,

@@ -138,7 +138,7 @@ def _evaluated(config: Config, interrupt: Interrupt, session: RaySession) -> tup
             Path(config.model.path),
             run_dir,
             load_inputs(config, training=False),
-            versions=compared(session, observer.event),
+            versions=compared(session, observer),
         ) as job,
     ):
         job.publish()

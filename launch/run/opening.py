@@ -190,7 +190,7 @@ class WorkerStarts:
 @contextmanager
 def kept_calibrations(context: RunContext) -> Iterator[CalibrationStore]:
     """What workers measure is written when the run ends."""
-    calibrations = CalibrationStore.of(context.config, context.observer.event)
+    calibrations = CalibrationStore.of(context.config, context.observer)
     try:
         yield calibrations
     finally:

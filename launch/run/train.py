@@ -112,7 +112,7 @@ def _train(
                     observer.event("dashboard", session.dashboard_url)
                 if open_to_others := exposure(session, token=asks_for_token(session)):
                     observer.event("ray_open", open_to_others)
-                versions = compared(session, observer.event)
+                versions = compared(session, observer)
                 run(config, observer, interrupt, run_dir, checkpoint, inputs, versions, pace)
             observer.event("finished", f"{config.run.steps} RL steps; model in {run_dir / 'model'}")
         except Interrupted as stop:
@@ -176,19 +176,8 @@ def run(
     pace: Pace | None = None,
 ) -> None:
     """Everything that needs Ray. What is raised after the first step leaves a checkpoint of the last complete one."""
-    initial = warm_start(
-        config,
-        interrupt,
-        lambda done, total: observer.progress("warm start", done, total),
-        lambda message: observer.event("warm_start", message),
-        partial(learner_group, avoid=versions.refused),
-    )
-
-    def fitting(message: str) -> None:
-        observer.progress("fitting the drafter")
-        observer.event("drafter_fit", message)
-
-    config = offline_fit(config, interrupt, initial, run_dir, fitting, versions.refused)
+    initial = warm_start(config, interrupt, observer, partial(learner_group, avoid=versions.refused))
+    config = offline_fit(config, interrupt, initial, run_dir, observer, versions.refused)
     observer.progress("starting the workers")
     with open_job(config, observer, interrupt, initial, run_dir, inputs, versions, pace) as job:
         job.learner.begin(config.learner.optimizer, config.run.steps * config.learner.mini_batches)

@@ -8,12 +8,13 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
+from actors.context import RunObserver
 from actors.data import PromptOrder, load_demonstrations
 from actors.learner_group import LearnerGroup
 from actors.placement import place
 from actors.training.errors import LearnerLostError
 from config.data import PROMPTS_ONLY
-from launch.cache import add_files, found, keep
+from launch.cache import add_files, damaged, is_kept, keep
 from launch.cluster.session import ray_session
 from launch.cluster.versions import compared
 from launch.config import Config
@@ -26,14 +27,22 @@ _REPORT_EVERY = 100  # optimizer steps
 Init = Literal["checkpoint", "random"]
 
 
+class Printed(RunObserver):
+    """Prints events."""
+
+    def event(self, kind: str, message: str) -> None:
+        print(message)
+
+
 def warmup(config: Config) -> Path:
     """`paceline warmup`: the warm-started model's directory, made now or earlier."""
     with (
         interrupt_flag() as interrupt,
         ray_session(address=config.cluster.address, on_lost=show, lost_after_s=config.cluster.ray_timeout_s) as session,
     ):
-        learner = partial(learner_group, avoid=compared(session, lambda kind, message: print(message)).refused)
-        return warm_start(config, interrupt, lambda _done, _total: None, print, learner)
+        observer = Printed()
+        learner = partial(learner_group, avoid=compared(session, observer).refused)
+        return warm_start(config, interrupt, observer, learner)
 
 
 @contextmanager
@@ -58,8 +67,7 @@ def learner_group(config: Config, init: Init, avoid: Mapping[str, str] | None = 
 def warm_start(
     config: Config,
     interrupt: Interrupt,
-    progress: Callable[[int, int], None],
-    log: Callable[[str], None],
+    observer: RunObserver,
     learner: Callable[[Config, Init], AbstractContextManager[LearnerGroup]] = learner_group,
 ) -> Path:
     """The initial weights of a run: model.path, or what the `warmup:` section makes of it. `learner`: who makes it.
@@ -70,26 +78,30 @@ def warm_start(
     if options is None:
         return Path(config.model.path)
     target = initial_weights(config)
-    if found(target, log):
-        log(f"using the cached warm start {target}")
+    if said := damaged(target):
+        observer.event("warm_start", said)
+    if is_kept(target):
+        observer.event("warm_start", f"using the cached warm start {target}")
         return target
     tokenizer = tokenizer_of(config)
     demonstrations = load_demonstrations(options, config.data, tokenizer, tools=tools_of(config, tokenizer))
-    log(f"warm start on {options.data}: {demonstrations.report.summary()}; {options.steps} optimizer steps")
+    summary = f"{demonstrations.report.summary()}; {options.steps} optimizer steps"
+    observer.event("warm_start", f"warm start on {options.data}: {summary}")
     partial = target.with_name(f".{target.name}.{os.getpid()}")
 
     def supervised() -> None:
         order = PromptOrder(len(demonstrations), config.run.seed, shuffle=True)
         with learner(config, options.init) as group:
-            log(f"warm start on {group.computes_with}")
+            observer.event("warm_start", f"warm start on {group.computes_with}")
             group.begin(options.optimizer, options.steps)
             for step in range(1, options.steps + 1):
                 interrupt.check()
                 batch = [demonstrations[index] for _, index in order.take(options.batch_size)]
                 result = group.sft_step(batch)
-                progress(step, options.steps)
+                observer.progress("warm start", step, options.steps)
                 if step % _REPORT_EVERY == 0 or step == options.steps:
-                    log(f"warm start {step}/{options.steps}: loss {result.losses[-1]:.4f}")
+                    loss = f"loss {result.losses[-1]:.4f}"
+                    observer.event("warm_start", f"warm start {step}/{options.steps}: {loss}")
             group.export(partial)
 
     for restarts in range(config.learner.max_restarts + 1):
@@ -99,7 +111,8 @@ def warm_start(
         except LearnerLostError as error:  # nothing but updates would be repeated from a checkpoint
             if restarts == config.learner.max_restarts:
                 raise
-            log(f"{error}; it begins again (restart {restarts + 1} of {config.learner.max_restarts})")
+            again = f"restart {restarts + 1} of {config.learner.max_restarts}"
+            observer.event("warm_start", f"{error}; it begins again ({again})")
     keep(partial, target, "the warm start")
     return target
 

@@ -12,7 +12,7 @@ from config.drafter import DrafterOptions
 from config.speculation import EagleOptions
 from contracts.records import SequenceRecord
 from drafter.eagle import EagleDrafter, load_eagle
-from drafter.training.fit import FitProgress, PlateauRule, TargetRecords, _packs, fit
+from drafter.training.fit import PlateauRule, TargetRecords, _packs, fit
 from drafter.training.head import TargetHead
 from drafter.training.trainer import DrafterTrainer, MicroStepResult
 from models.transformer import Transformer
@@ -95,13 +95,14 @@ def test_the_plateau_rule(target: Transformer) -> None:
     """Two evaluations without a gain of 10 %: once to the smaller rate, from the best weights, then the end."""
     rule = PlateauRule(every=3, patience=2, gain=0.1, rates=(1.0, 0.2))
     losses = [5.0, 4.0, 3.9, 3.8, 2.0, 1.9, 1.95, 99.0]
-    trainer, records, told = scripted(target, list(losses)), Scripted(), list[FitProgress]()
-    history = fit(trainer, records, rule, held_out=2, report=told.append)
+    trainer, records = scripted(target, list(losses)), Scripted()
+    steps = list(fit(trainer, records, rule, held_out=2))
+    history = [progress for progress in steps if progress is not None]
+    assert len(steps) == 21
     assert [progress.held_out_loss for progress in history] == losses[:7]
     assert [progress.best for progress in history] == [True, True, True, True, True, True, False]
     assert [progress.step for progress in history] == [3, 6, 9, 12, 15, 18, 21]
     assert trainer.rates == [1.0] * 12 + [0.2] * 9
-    assert told == history
     assert trainer.rate_scale == 1.0
     assert trainer.model.fuse.weight[0, 0].item() == 18  # those of the sixth evaluation
     judged = records.taken[3]
@@ -113,7 +114,7 @@ def test_the_plateau_rule(target: Transformer) -> None:
 def test_too_little_to_learn_from_is_an_error(target: Transformer) -> None:
     trainer = scripted(target, [])
     with pytest.raises(ValueError, match="1 sequences of more than 3 tokens"):
-        fit(trainer, Scripted(tokens=[3, 10, 2]))
+        next(fit(trainer, Scripted(tokens=[3, 10, 2])))
 
 
 def test_it_fits_a_target(target: Transformer) -> None:
@@ -122,7 +123,7 @@ def test_it_fits_a_target(target: Transformer) -> None:
     records = TargetRecords(target, *sequences(rng.integers(4, 40, 60).tolist()))
     trainer = DrafterTrainer(TargetHead.of(target, 0), DrafterOptions(micro_step_tokens=512, learning_rate=5e-3))
     rule = PlateauRule(every=20, max_steps=100)
-    history = fit(trainer, records, rule, held_out=6)
+    history = [progress for progress in fit(trainer, records, rule, held_out=6) if progress is not None]
     assert [progress.step for progress in history] == [20, 40, 60, 80, 100]
     assert history[-1].held_out_loss < 0.9 * history[0].held_out_loss
     best = min(history, key=lambda progress: progress.held_out_loss)
@@ -155,11 +156,10 @@ def test_the_command_writes_what_engines_load(target: Transformer, tmp_path: Pat
     from launch.errors import UsageError
 
     model, prompts = demo_files(tmp_path, target)
-    said: list[str] = []
     out = tmp_path / "drafter"
     settings = {"target": model, "data": prompts, "template": "plain", "device": "cpu", "max_new_tokens": 24}
     given = DrafterWarmup(out=out, algorithm=algorithm, samples=1, max_steps=55, **settings)
-    assert warmup_drafter(given, said.append) == out
+    said = list(warmup_drafter(given))
     assert "12 sequences" in said[1]
     told = json.loads((out / "training.json").read_text())
     assert [entry["step"] for entry in told["history"]] == [50, 55]
@@ -168,7 +168,7 @@ def test_the_command_writes_what_engines_load(target: Transformer, tmp_path: Pat
     drafter = EagleDrafter(target, EagleOptions(path=str(out)), 4, 16, 8)
     assert drafter.model.kind == algorithm
     with pytest.raises(UsageError, match="holds a model or drafter already"):
-        warmup_drafter(given, said.append)
+        list(warmup_drafter(given))
     # Goes on from weights, on given texts.
     more = DrafterWarmup(
         out=tmp_path / "more",
@@ -179,7 +179,7 @@ def test_the_command_writes_what_engines_load(target: Transformer, tmp_path: Pat
         learning_rate=1e-9,
         **settings,
     )
-    warmup_drafter(more, said.append)
+    assert list(warmup_drafter(more))
     place = {"dtype": torch.float32, "device": "cpu", "batch_invariant": True}
     before, after = (load_eagle(path, target.config, **place) for path in (out, more.out))
     torch.testing.assert_close(before.state_dict(), after.state_dict(), rtol=0, atol=1e-6)
@@ -197,4 +197,4 @@ def test_the_command_says_what_it_lacks(tmp_path: Path) -> None:
         ({"run": tmp_path / "none"}, "--run: there is no"),
     ):
         with pytest.raises(UsageError, match=wanted):
-            warmup_drafter(DrafterWarmup(out=tmp_path / "out", **given))
+            list(warmup_drafter(DrafterWarmup(out=tmp_path / "out", **given)))

@@ -81,7 +81,7 @@ class InProcess(RolloutEngine):
     def send(self, command: Command, memory: Bytes | None = None) -> None:
         if self._died:
             raise EngineDiedError(self._died)
-        with self._child():
+        with self._alive():
             answer = self._core.apply(command, None if memory is None else memory.copy())
             if answer is not None:
                 self._events.append(answer)
@@ -90,15 +90,15 @@ class InProcess(RolloutEngine):
         if self._died and not self._events:
             raise EngineDiedError(self._died)
         if not self._events and self._core.has_work:
-            with self._child():
+            with self._alive():
                 self._events += self._core.step()
         events, self._events = self._events, []
         return events
 
-    def close(self) -> None:
+    def close(self, timeout_s: float = 5.0) -> None:
         self._core.close()
 
-    def _child(self) -> "_Child":
+    def _alive(self) -> "_Child":
         return _Child(self._failed)
 
     def _failed(self, error: BaseException) -> None:

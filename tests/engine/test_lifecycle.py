@@ -89,7 +89,9 @@ def test_what_can_never_run_is_rejected_with_the_remedy(tmp_path: Path, bad: Req
 def test_generate_gives_every_rollout_tells_every_event_and_raises_what_cannot_run(tmp_path: Path) -> None:
     core, model = engine(tiny_model(tmp_path), kv_tokens=128), tiny_model(tmp_path)
     wanted, heard = [request(5, 5), request(9, 7, 2)], list[Any]()
-    assert_same(core.generate(wanted, heard.append), run(engine(model), wanted))
+    assert_same(core.generate(wanted), run(engine(model), wanted))
+    heard += core.stream(wanted)
+    assert_same(rollouts(heard), run(engine(model), wanted))
     assert isinstance(heard[-1], EngineIdle)
     with pytest.raises(ValueError, match=r"request 1: .*rollout\.engine\.kv_tokens"):
         core.generate([request(20, 200)])

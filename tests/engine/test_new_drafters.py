@@ -116,7 +116,7 @@ def test_a_drafter_that_failed_comes_back_with_new_weights_a_bounded_number_of_t
     made = build_drafters(speculation, model, options_of())
     told: list[EngineStepRecord] = []
     policy = FixedPolicy(Strategy.parse("eagle:3"))
-    drafter = FailsAtTimes(made["eagle"], {3, 6, 9})
+    drafter: Any = FailsAtTimes(made["eagle"], {3, 6, 9})
     core = NativeEngine(model, options_of(), drafters={"eagle": drafter}, policy=policy, on_step=told.append)
     core.submit(requests)
     events, version, drafted = [], 0, []

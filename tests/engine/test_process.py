@@ -127,7 +127,7 @@ def test_no_descriptor_or_memory_is_left_behind(model_dir: Path, tmp_path: Path)
     before = ours.num_fds()
     spawned = spawn_engine(ModelOptions(path=str(model_dir)), OPTIONS)
     manifest, buffer = weights.pack(hf_state_dict(tiny_model(tmp_path)), version=1)
-    process = psutil.Process(spawned.pid)  # type: ignore[attr-defined]
+    process = psutil.Process(spawned.pid)
     counts = []
     for _ in range(5):
         spawned.send(UpdateWeights(manifest), buffer)
@@ -142,7 +142,7 @@ def test_no_descriptor_or_memory_is_left_behind(model_dir: Path, tmp_path: Path)
 
 def test_death_is_noticed_with_its_signal(child: RolloutEngine) -> None:
     child.send(Submit(tuple(make_requests(4, seed=2, max_new_tokens=200))))
-    os.kill(child.pid, signal.SIGKILL)  # type: ignore[attr-defined]
+    os.kill(child.pid, signal.SIGKILL)
     assert "SIGKILL" in wait_for_death(child)
     with pytest.raises(EngineDiedError, match="SIGKILL"):
         child.send(Submit(tuple(make_requests(1))))
@@ -152,9 +152,9 @@ def test_death_is_noticed_with_its_signal(child: RolloutEngine) -> None:
 
 def test_close_is_bounded_even_if_the_child_is_stopped(model_dir: Path) -> None:
     spawned = spawn_engine(ModelOptions(path=str(model_dir)), OPTIONS)
-    pid: int = spawned.pid  # type: ignore[attr-defined]
+    pid: int = spawned.pid
     os.kill(pid, signal.SIGSTOP)
-    spawned.close(timeout_s=0.2)  # type: ignore[call-arg]
+    spawned.close(timeout_s=0.2)
     assert not psutil.pid_exists(pid)
 
 

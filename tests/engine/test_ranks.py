@@ -67,7 +67,7 @@ def drawn(spawned: RolloutEngine) -> dict[int, Rollout]:
 
 
 def followers(spawned: RolloutEngine) -> list[psutil.Process]:
-    return psutil.Process(spawned.pid).children()  # type: ignore[attr-defined]
+    return psutil.Process(spawned.pid).children()
 
 
 def test_four_ranks_draw_bitwise_what_one_process_draws(model_dir: Path) -> None:
@@ -161,7 +161,7 @@ def test_a_rank_that_is_killed_while_nothing_is_computed_is_missed(model_dir: Pa
 def test_ranks_end_with_their_engine(model_dir: Path) -> None:
     many = spawned(model_dir)
     (follower,) = followers(many)
-    os.kill(many.pid, signal.SIGKILL)  # type: ignore[attr-defined]
+    os.kill(many.pid, signal.SIGKILL)
     wait_for_death(many)
     many.close()
     deadline = time.monotonic() + 60

@@ -9,6 +9,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from actors.context import UNOBSERVED
 from actors.engine.calibrated import device_name, model_shape
 from actors.engine.native.measuring import PROBE, Check, Measuring
 from config.rollout import EngineOptions
@@ -63,7 +64,7 @@ def test_the_command_writes_what_the_next_run_begins_with(tmp_path: Path) -> Non
     code, out, err = run(str(path), "--seconds", "2")
     assert code == 0, err
     config = load_config(path, []).config
-    store = CalibrationStore.of(config, lambda kind, message: None)
+    store = CalibrationStore.of(config, UNOBSERVED)
     (found,) = store.given
     assert found.key == CalibrationKey(
         model=model_shape(config.model.path), precision="float32", device=device_name("cpu", engine_options(config))

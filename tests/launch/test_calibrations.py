@@ -23,6 +23,7 @@ from launch.calibrations import (
 from launch.config import Config
 from policies.calibration.costs import CostModel
 from policies.calibration.document import Calibration, CalibrationKey, DraftCost, PassCost
+from tests.context import Heard
 from tests.engine.support import write_config
 
 
@@ -47,13 +48,6 @@ def calibration(key: CalibrationKey, seconds: float = 1e-3, requests: tuple[int,
     return Calibration(key=key, passes=passes, drafts=(DraftCost(strategy="suffix:8", requests=1, seconds=1e-5),))
 
 
-class Said(list[tuple[str, str]]):
-    """Events as they were told."""
-
-    def __call__(self, kind: str, message: str) -> None:
-        self.append((kind, message))
-
-
 def test_a_run_hands_out_what_fits_its_model_and_precision_for_every_device(tmp_path: Path) -> None:
     config = config_of(tmp_path)
     folder = calibrations_folder(config)
@@ -68,12 +62,12 @@ def test_a_run_hands_out_what_fits_its_model_and_precision_for_every_device(tmp_
     ):
         add_to_folder(folder, calibration(key))
     assert len(list(folder.glob("*.json"))) == 5
-    store = CalibrationStore.of(config, Said())
+    store = CalibrationStore.of(config, Heard())
     assert {one.key.device for one in store.given} == {"cpu a", "cpu b"}
     assert {(one.key.model, one.key.precision) for one in store.given} == {(key_of(config).model, "float32")}
     assert store.path == ""
     low = config.model_copy(update={"rollout": config.rollout.model_copy(update={"quantization": "w8a8"})})
-    assert [one.key.precision for one in CalibrationStore.of(low, Said()).given] == ["float32 w8a8"]
+    assert [one.key.precision for one in CalibrationStore.of(low, Heard()).given] == ["float32 w8a8"]
 
 
 @pytest.mark.parametrize("speculation", [{"calibration": "off"}, {"mode": "off"}])
@@ -82,7 +76,7 @@ def test_off_hands_out_nothing_and_keeps_nothing(tmp_path: Path, speculation: di
     folder = calibrations_folder(config)
     path = add_to_folder(folder, calibration(key_of(config)))
     before = path.read_bytes()
-    store = CalibrationStore.of(config, Said())
+    store = CalibrationStore.of(config, Heard())
     assert store.given == ()
     store.heard("rollout-0", PassesRefined(calibration(key_of(config), 5e-3)))
     store.write()
@@ -91,7 +85,7 @@ def test_off_hands_out_nothing_and_keeps_nothing(tmp_path: Path, speculation: di
 
 def test_what_engines_learn_is_what_the_next_run_begins_with(tmp_path: Path) -> None:
     """Nobody has calibrated: run 1 measures in passing, run 2 says that it begins with that."""
-    config, said = config_of(tmp_path), Said()
+    config, said = config_of(tmp_path), Heard()
     key = key_of(config)
     first = CalibrationStore.of(config, said)
     assert first.given == ()
@@ -111,7 +105,7 @@ def test_what_engines_learn_is_what_the_next_run_begins_with(tmp_path: Path) -> 
 def test_what_engines_learn_is_written_while_the_run_goes_on(tmp_path: Path) -> None:
     now = [100.0]
     config = config_of(tmp_path)
-    store = CalibrationStore.of(config, Said())
+    store = CalibrationStore.of(config, Heard())
     store.clock = lambda: now[0]
     path = file_of(store.folder, key_of(config))
     store.heard("rollout-0", PassesRefined(calibration(key_of(config))))
@@ -163,7 +157,7 @@ def test_runs_that_write_at_once_lose_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"\xff\xfe", b'{"version": 1, "key": 3}', b"[]"])
 def test_a_damaged_file_is_set_aside_with_a_warning_and_measured_again(tmp_path: Path, damage: bytes) -> None:
-    config, said = config_of(tmp_path), Said()
+    config, said = config_of(tmp_path), Heard()
     key = key_of(config)
     path = add_to_folder(calibrations_folder(config), calibration(key))
     path.write_bytes(damage)
@@ -177,7 +171,7 @@ def test_a_damaged_file_is_set_aside_with_a_warning_and_measured_again(tmp_path:
 
 
 def test_one_of_a_later_release_is_left_out_and_said(tmp_path: Path) -> None:
-    config, said = config_of(tmp_path), Said()
+    config, said = config_of(tmp_path), Heard()
     path = add_to_folder(calibrations_folder(config), calibration(key_of(config)))
     path.write_text(json.dumps({**json.loads(path.read_text()), "version": 9}))
     assert CalibrationStore.of(config, said).given == ()
@@ -191,7 +185,7 @@ def test_a_demanded_file_is_taken_and_never_written(tmp_path: Path) -> None:
     path = add_to_folder(tmp_path / "elsewhere", calibration(key_of(made, "gpu x")))
     config = config_of(tmp_path, calibration=str(path))
     assert list(calibration_issues(config)) == []
-    store = CalibrationStore.of(config, Said())
+    store = CalibrationStore.of(config, Heard())
     assert ([one.key.device for one in store.given], store.path) == (["gpu x"], str(path))
     before = path.read_bytes()
     store.heard("rollout-0", PassesRefined(calibration(key_of(made, "gpu x"), 9.0)))
@@ -226,7 +220,7 @@ def test_a_demanded_file_that_is_none_is_refused_where_it_lies(tmp_path: Path) -
 
 
 def test_drift_is_an_event_that_says_what_it_means(tmp_path: Path) -> None:
-    said = Said()
+    said = Heard()
     store = CalibrationStore.of(config_of(tmp_path), said)
     store.heard("rollout-1", PassesDrifted(1.8, 1.0))
     ((kind, message),) = said

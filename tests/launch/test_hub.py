@@ -1,5 +1,6 @@
 """Hub ids: what is one, what is fetched, and what is said where nothing can be."""
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -46,15 +47,15 @@ def test_ids_become_folders_and_paths_stay(
     config = load_config(
         write_config(), ["model.path=Qwen/Q", "data.train=openai/gsm8k/main", f"data.eval={tmp_path}/held.jsonl"]
     ).config
-    said: list[str] = []
-    found = fetched(config, said.append)
+    out = io.StringIO()
+    found = fetched(config, out)
     assert (found.model.path, found.data.train) == (str(tmp_path / "Qwen--Q"), str(tmp_path / "openai--gsm8k/main"))
     assert found.data.eval == config.data.eval
     assert [(repository, kind) for repository, kind, _ in asked] == [("Qwen/Q", "model"), ("openai/gsm8k", "dataset")]
     assert "*.safetensors" in asked[0][2]
     assert "main/*.parquet" in asked[1][2]
-    assert len(said) == 2
-    assert fetched(found, said.append) == found, "nothing is asked for twice"
+    assert len(out.getvalue().splitlines()) == 2
+    assert fetched(found, out) == found, "nothing is asked for twice"
 
 
 def test_without_a_network_every_id_is_named_with_its_command(
@@ -97,13 +98,13 @@ def test_a_gguf_file_is_converted_once_by_its_content(
 ) -> None:
     (tmp_path / "small.gguf").write_bytes(b"GGUF one")
     config = load_config(write_config(), ["model.path=small.gguf", f"run.dir={tmp_path}/runs"]).config
-    said: list[str] = []
-    found = converted(config, said.append)
+    out = io.StringIO()
+    found = converted(config, out)
     folder = Path(found.model.path)
     assert folder.parent == tmp_path / "runs/models"
     assert folder.name.startswith("small-")
-    assert converted(config, said.append) == found == fetched(found)
-    assert (len(said), conversions) == (1, [tmp_path / "small.gguf"])
+    assert converted(config, out) == found == fetched(found)
+    assert (len(out.getvalue().splitlines()), conversions) == (1, [tmp_path / "small.gguf"])
     (tmp_path / "small.gguf").write_bytes(b"GGUF two")
     assert converted(config).model.path != found.model.path, "another content is another model"
     assert len(conversions) == 2

@@ -52,7 +52,7 @@ def test_a_second_ctrl_c_ends_with_the_command_that_resumes(
 
     monkeypatch.setattr(train, "run", run)
     monkeypatch.setattr(train, "load_inputs", lambda config: None)
-    monkeypatch.setattr(train, "compared", lambda session, on_event: None)  # it asks Ray
+    monkeypatch.setattr(train, "compared", lambda session, observer: None)  # it asks Ray
     monkeypatch.setattr(train, "ray_session", lambda **_: Session())
     assert train.train(config, config_source="a.yaml", resume=False) == train.EXIT_INTERRUPTED
     assert "(there is no checkpoint yet) with: paceline train a.yaml" in capsys.readouterr().out

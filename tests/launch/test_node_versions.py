@@ -17,6 +17,7 @@ from ray.exceptions import NodeDiedError, RayTaskError
 from launch.cluster.installed import NONE, code, installed
 from launch.cluster.versions import NodeRefused, NodeVersions, RefusedGone, differences
 from launch.errors import OUR_PACKAGES, PacelineError
+from tests.context import Heard
 
 MINE = {"Python": "3.11", "Ray": "2.60.0", "torch": "2.13.0", "Paceline": "0.1.0"}
 ROOT = Path(__file__).parents[2]
@@ -29,15 +30,19 @@ class Nodes:
     here: dict[str, str]
     answers: dict[str, Mapping[str, str] | Exception] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
-    events: list[tuple[str, str]] = field(default_factory=list)
+    heard: Heard = field(default_factory=Heard)
     refused: list[str] = field(default_factory=list)
     gone: list[str] = field(default_factory=list)
     now_s: float = 0.0
 
+    @property
+    def events(self) -> list[tuple[str, str]]:
+        return self.heard
+
     def versions(self, **more: object) -> NodeVersions:
         return Versions(
             self,
-            on_event=lambda kind, message: self.events.append((kind, message)),
+            observer=self.heard,
             mine=MINE,
             alive=lambda: self.here,
             ask=self.ask,
@@ -250,14 +255,19 @@ from actors.placement import off, reserve
 from actors.placement_plan import PlacementError, plan
 from launch.cluster.session import ray_session
 from launch.cluster.versions import NodeRefused, RefusedGone, compared
+from actors.context import RunObserver
 from config.tree import ClusterOptions
+
+class Lines(RunObserver):
+    def event(self, kind, message):
+        print(f"{kind}: {message}")
 
 small = {"object_store_memory": 80 * 2**20}
 cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False, **small})
 other = cluster.add_node(num_cpus=4, env_vars={"PYTHONPATH": OTHER}, **small)
 cluster.wait_for_nodes()
 with ray_session(address=cluster.address) as session:
-    versions = compared(session, lambda kind, message: print(f"{kind}: {message}"))
+    versions = compared(session, Lines())
     assert list(versions.refused) == [other.node_id], versions.refused
     made = reserve(plan(ClusterOptions(), workers=1, ranks=0, available_cpus=1.0), 20.0, versions.refused)
     where = ray.get(ray.remote(lambda: ray.get_runtime_context().get_node_id()).options(

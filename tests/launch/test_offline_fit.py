@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -47,7 +47,14 @@ class Bench:
         return load_config(self._write(), [*base, *trained, *overrides]).config
 
     def run(self, *overrides: str) -> Config:
-        return offline_fit(self.config(*overrides), self.interrupt, self.target, self.root / "run", self.said.append)
+        return offline_fit(self.config(*overrides), self.interrupt, self.target, self.root / "run", cast(Any, self))
+
+    def event(self, kind: str, message: str) -> None:
+        assert kind == "drafter_fit"
+        self.said.append(message)
+
+    def progress(self, phase: str) -> None:
+        assert phase == "fitting the drafter"
 
     def key(self, *overrides: str) -> str:
         return module._fingerprint(self.config(*overrides), self.target)
@@ -222,20 +229,3 @@ def test_kept_by_the_content_of_files_and_not_by_their_place(bench: Bench, file:
     (bench.root / "elsewhere/train.jsonl").rename(bench.root / "train.jsonl")
     (bench.root / file).write_bytes(b"others")
     assert bench.key() != before
-
-
-def test_the_task_says_what_the_fit_says_and_fails_as_it_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fit(given: DrafterWarmup, say: Callable[[str], None], check: Callable[[], None]) -> Path:
-        say("one")
-        check()
-        say("two")
-        if given.samples == 1:
-            raise PacelineError("no memory left")
-        return given.out
-
-    monkeypatch.setattr(module, "fit_drafter", fit)
-    assert list(module._lines(DrafterWarmup(out=Path("out"), samples=2))) == ["one", "two"]
-    lines = module._lines(DrafterWarmup(out=Path("out"), samples=1))
-    assert [next(lines), next(lines)] == ["one", "two"]
-    with pytest.raises(PacelineError, match="no memory left"):
-        next(lines)

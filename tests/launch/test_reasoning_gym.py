@@ -1,6 +1,7 @@
 """data.reasoning_gym: files that are made once, held-out questions apart, and what is refused beforehand."""
 
 import importlib.util
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -48,20 +49,20 @@ def test_questions_are_different_and_the_held_out_ones_apart(tmp_path: Path, siz
 def test_files_are_made_once_and_again_the_same_where_one_is_damaged(tmp_path: Path) -> None:
     """word_ladder chooses from a set of texts, so its questions depend on the seed of Python's hashes."""
     asked = config(tmp_path, {"name": "word_ladder", "size": 5, "eval": 2}, {"name": "sums", "dataset": "chain_sum"})
-    said: list[str] = []
-    made = generated(asked, said.append)
-    assert [line.partition(" questions")[0] for line in said] == [
+    out = io.StringIO()
+    made = generated(asked, out)
+    assert [line.partition(" questions")[0] for line in out.getvalue().splitlines()] == [
         "data.reasoning_gym.0: making 5 + 2 held-out",
         "data.reasoning_gym.1: making 1000 + 64 held-out",
     ]
-    assert generated(asked, said.append) == made
-    assert len(said) == 2
+    assert generated(asked, out) == made
+    assert len(out.getvalue().splitlines()) == 2
     train = Path(made.data.sets[0].path)
     before = train.read_text()
     train.write_text(before[:-9])
-    assert generated(asked, said.append) == made
+    assert generated(asked, out) == made
     assert train.read_text() == before
-    assert "is damaged" in said[2]
+    assert "is damaged" in out.getvalue().splitlines()[2]
     elsewhere = generated(config(tmp_path / "b", {"name": "word_ladder", "size": 5, "eval": 2}))
     assert Path(elsewhere.data.sets[0].path).read_text() == before
 

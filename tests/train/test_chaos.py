@@ -13,6 +13,7 @@ from actors.data_buffer import DataBufferActor
 from benchmarks.same_losses import first_difference
 from config.drafter import BufferOptions
 from launch.drafter.watch import DrafterWatch
+from tests.context import Heard
 from tests.train.conftest import Runs
 from tests.train.killing import EVENTS, Moment, NothingToKillError, VictimName, kill_at, reasons, step_seconds
 from tests.train.test_resume import start
@@ -109,23 +110,23 @@ class Other:
 def test_a_loss_is_said_once_whether_or_not_anyone_asked_before_it_was_back() -> None:
     buffer = ray.remote(DataBufferActor).options(num_cpus=0, max_restarts=-1).remote(BufferOptions(), seed=0)
     coordinator = ray.remote(Other).options(num_cpus=0, max_restarts=-1).remote()
-    told: list[str] = []
-    watch = DrafterWatch(coordinator, {"node-1": buffer}, lambda kind, message: told.append(kind))
+    told = Heard()
+    watch = DrafterWatch(coordinator, {"node-1": buffer}, told)
     assert _pid(buffer) > 0  # both are up, and the watch has not been asked yet
     assert _pid(coordinator) > 0
     assert watch.look()["node-1"].sequences == 0
     assert told == []
-    for count, (actor, kind) in enumerate([(buffer, "buffer_lost"), (coordinator, "coordinator_lost")], start=1):
+    for count, (actor, expected) in enumerate([(buffer, "buffer_lost"), (coordinator, "coordinator_lost")], start=1):
         os.kill(_pid(actor), signal.SIGKILL)
         while len(told) < count or "node-1" not in watch.look():
             watch.look()
         watch.look()
-        assert told[count - 1 :] == [kind]
+        assert [kind for kind, _ in told[count - 1 :]] == [expected]
     os.kill(_pid(buffer), signal.SIGKILL)
     while _pid(buffer) == 0:
         pass
     assert "node-1" in watch.look()
-    assert told[2:] == ["buffer_lost"]
+    assert [kind for kind, _ in told[2:]] == ["buffer_lost"]
     for actor in (buffer, coordinator):
         ray.kill(actor)
 

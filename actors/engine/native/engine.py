@@ -5,7 +5,7 @@ It never waits, never starts a thread or a process (`actors.engine.process` does
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -366,21 +366,19 @@ class NativeEngine(BatchEngine):
         recorded = None if self._recording is None else self._recording.flush()
         return [] if recorded is None else [recorded]
 
-    def generate(
-        self, requests: Sequence[Request], hear: Callable[[Event], None] = lambda event: None
-    ) -> dict[int, Rollout]:
-        """Submit, and step until nothing is left: finished rollouts by request id; `hear` is told of every event.
-        Raises ValueError for a request that is rejected."""
-        rollouts: dict[int, Rollout] = {}
+    def generate(self, requests: Sequence[Request]) -> dict[int, Rollout]:
+        """Finished rollouts by request id. Raises as `stream`."""
+        finished = (event.rollout for event in self.stream(requests) if isinstance(event, Finished))
+        return {rollout.request_id: rollout for rollout in finished}
+
+    def stream(self, requests: Sequence[Request]) -> Iterator[Event]:
+        """Submit, and step until nothing is left: every event. Raises ValueError for a request that is rejected."""
         self.submit(requests)
         while self.has_work:
             for event in self.step():
-                hear(event)
-                if isinstance(event, Finished):
-                    rollouts[event.rollout.request_id] = event.rollout
-                elif isinstance(event, Rejected):
+                yield event
+                if isinstance(event, Rejected):
                     raise ValueError(f"request {event.request_id}: {event.reason}")
-        return rollouts
 
     def _enter(
         self, plan: StepPlan, draws: Draws, drafts: StepDrafts | None, checked: StepDrafts | None = None

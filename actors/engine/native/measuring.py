@@ -131,6 +131,9 @@ class Script:
     def renewed(self, drafter: str) -> None:
         self.failed.discard(drafter)
 
+    def new_target(self) -> None:
+        pass
+
     def plain_s(self, load: Load) -> float | None:
         return None
 
