@@ -8,7 +8,7 @@ import asyncio
 import math
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Self
 
@@ -226,12 +226,18 @@ def build(options: RewardOptions) -> Grader:
 
 
 def _build_term(options: RewardTerm, key: str) -> Term:
-    builders: dict[str, Callable[[], Term]] = {
-        "math": lambda: MathTerm(options),
-        "code": lambda: CodeTerm(options),
-        "format": lambda: FormatTerm(options, key),
-        "python": lambda: PythonTerm(options, key),
-        "environment": EnvironmentTerm,
-        "reasoning_gym": lambda: ReasoningGymTerm(options, key),
-    }
-    return builders[options.kind]()
+    match options.kind:
+        case "math":
+            return MathTerm(options)
+        case "code":
+            return CodeTerm(options)
+        case "format":
+            return FormatTerm(options, key)
+        case "python":
+            return PythonTerm(options, key)
+        case "environment":
+            return EnvironmentTerm()
+        case "reasoning_gym":
+            return ReasoningGymTerm(options, key)
+        case "judge" as other:
+            raise AssertionError(f"a {other} is graded by an actor of its own")

@@ -7,6 +7,7 @@ responses, waits for others or has an actor of its own is a lane by itself. Owns
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 from actors.processes.modules import looked_in
@@ -52,7 +53,7 @@ def lanes_of(options: RewardOptions, traits: Mapping[int, Traits] | None = None)
         tokens = any("tokens" in read.get(index, _PLAIN).asks for index in shared)
         seconds = sum(options.terms[index].timeout_s for index in shared)
         lanes.append(Lane(terms=tuple(shared), tokens=tokens, call_s=seconds))
-    return tuple(sorted(lanes, key=lambda lane: lane.terms))
+    return tuple(sorted(lanes, key=attrgetter("terms")))
 
 
 def _own_lane(index: int, term: RewardTerm, traits: Traits) -> Lane | None:

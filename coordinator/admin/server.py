@@ -5,7 +5,7 @@ Beyond loopback it wants a token and speaks TLS only: see `coordinator.admin.cre
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from queue import Empty
@@ -80,29 +80,36 @@ class AdminServer:
         self._server.stop(grace_s).wait(grace_s + 1.0)
 
     def _handlers(self) -> dict[str, grpc.RpcMethodHandler]:
-        def act(event: Callable[[pb.DrainRequest], ControlEvent]) -> grpc.RpcMethodHandler:
-            return unary(lambda request, context: self._control(event(request), context), pb.DrainRequest)
-
-        def unary(
-            method: Callable[..., pb.Status],
-            request: type[pb.Empty] | type[pb.DrainRequest] | type[pb.SetThresholdRequest],
-        ) -> grpc.RpcMethodHandler:
-            return grpc.unary_unary_rpc_method_handler(method, request.FromString, pb.Status.SerializeToString)
-
-        return {
-            "GetStatus": unary(self._status, pb.Empty),
-            "Watch": grpc.unary_stream_rpc_method_handler(
-                self._watch, pb.WatchRequest.FromString, pb.Update.SerializeToString
-            ),
-            "Drain": act(lambda r: Drain(r.worker, r.node, r.reason)),
-            "Undrain": act(lambda r: Undrain(r.worker, r.node)),
-            "Pause": unary(lambda request, context: self._control(Pause(), context), pb.Empty),
-            "Resume": unary(lambda request, context: self._control(Resume(), context), pb.Empty),
-            "SetThreshold": unary(
-                lambda request, context: self._control(SetThreshold(request.idle_workers), context),
-                pb.SetThresholdRequest,
-            ),
+        unary = {
+            "GetStatus": (self._status, pb.Empty),
+            "Drain": (self._drain, pb.DrainRequest),
+            "Undrain": (self._undrain, pb.DrainRequest),
+            "Pause": (self._pause, pb.Empty),
+            "Resume": (self._resume, pb.Empty),
+            "SetThreshold": (self._set_threshold, pb.SetThresholdRequest),
         }
+        watch = grpc.unary_stream_rpc_method_handler(
+            self._watch, pb.WatchRequest.FromString, pb.Update.SerializeToString
+        )
+        return {"Watch": watch} | {
+            name: grpc.unary_unary_rpc_method_handler(method, request.FromString, pb.Status.SerializeToString)
+            for name, (method, request) in unary.items()
+        }
+
+    def _drain(self, request: pb.DrainRequest, context: grpc.ServicerContext) -> pb.Status:
+        return self._control(Drain(request.worker, request.node, request.reason), context)
+
+    def _undrain(self, request: pb.DrainRequest, context: grpc.ServicerContext) -> pb.Status:
+        return self._control(Undrain(request.worker, request.node), context)
+
+    def _pause(self, request: pb.Empty, context: grpc.ServicerContext) -> pb.Status:
+        return self._control(Pause(), context)
+
+    def _resume(self, request: pb.Empty, context: grpc.ServicerContext) -> pb.Status:
+        return self._control(Resume(), context)
+
+    def _set_threshold(self, request: pb.SetThresholdRequest, context: grpc.ServicerContext) -> pb.Status:
+        return self._control(SetThreshold(request.idle_workers), context)
 
     def _control(self, event: ControlEvent, context: grpc.ServicerContext) -> pb.Status:
         try:

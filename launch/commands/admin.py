@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import datetime
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeGuard
 
@@ -278,7 +279,7 @@ def rendered(status: "Status") -> "RenderableType":
     table = Table(box=None, header_style="bold", pad_edge=False)
     for column in ("worker", "state", "for", "session", "work", "group", "node", "remarks"):
         table.add_column(column, no_wrap=column != "remarks")
-    for worker in sorted(status.workers, key=lambda worker: worker.name):
+    for worker in sorted(status.workers, key=attrgetter("name")):
         remarks = [text for text, holds in (("drained", worker.drained), ("leads", worker.name in leaders)) if holds]
         if worker.rests_s > 0:
             remarks.append(f"pauses {worker.rests_s:.0f} s")

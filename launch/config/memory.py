@@ -7,6 +7,7 @@ nor ray and asks no device: a GPU is known by its name (`cluster.gpu`), by this 
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +117,7 @@ def device_of(config: Config) -> Device | None:
 def largest(names: Iterable[str]) -> Device | None:
     """The known device with the most memory: what does not fit that fits none."""
     found = [device for name in names if (device := device_named(name)) is not None]
-    return max(found, key=lambda device: device.memory_bytes, default=None)
+    return max(found, key=attrgetter("memory_bytes"), default=None)
 
 
 def driver_names(folder: Path = _DRIVER) -> list[str]:
@@ -256,7 +257,7 @@ def misfit(config: Config, device: Device) -> Issue | None:
     total = device.memory_bytes
     sleep, away = residency(config, net, total)
     plans = memory_plans(config, net, total, engines_sleep=sleep, optimizer_away=away)
-    plan = max(plans, key=lambda plan: plan.worst.total_bytes, default=None)
+    plan = max(plans, key=attrgetter("worst.total_bytes"), default=None)
     if plan is None or plan.fits(total):
         return None
     key, remedy = _lever(config, plan.worst.items)

@@ -7,6 +7,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, assert_never
 
 from config.catalogue import TRAINED
@@ -189,11 +190,11 @@ def merged(steps: Iterable[MicroStep]) -> list[Update]:
     members: defaultdict[tuple[int, int, int], list[MicroStep]] = defaultdict(list)
     for step in steps:
         members[step.session, step.epoch, step.step].append(step)
-    return sorted((_update(reports) for reports in members.values()), key=lambda update: update.at_s)
+    return sorted((_update(reports) for reports in members.values()), key=attrgetter("at_s"))
 
 
 def _update(reports: Sequence[MicroStep]) -> Update:
-    first = min(reports, key=lambda report: report.started_s)
+    first = min(reports, key=attrgetter("started_s"))
     return Update(
         step=micro_steps(first.step),
         at_s=first.started_s,

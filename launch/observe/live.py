@@ -4,6 +4,7 @@ import os
 import sys
 import termios
 from collections.abc import Callable, Iterable
+from operator import itemgetter
 
 from rich.console import Group, RenderableType
 from rich.panel import Panel
@@ -231,7 +232,7 @@ def _speculation(m: dict[str, float]) -> str:
     steps = {name.split("/")[1]: value for name, value in m.items() if name.endswith("/steps") and name.count("/") == 2}
     if m["speculation/share"] == 0 or not any(steps.values()):
         return f"off: {_most_reason(m)}"
-    most_used = max(steps, key=lambda name: steps[name])
+    most_used = max(steps.items(), key=itemgetter(1))[0]
     if not m.get("speculation/acceptance"):
         return f"{most_used}: no drafts accepted"
     accept, saved = m.get("speculation/accept_length", 1.0), m.get("speculation/saved_s", 0.0)
@@ -244,7 +245,7 @@ def _most_reason(m: dict[str, float]) -> str:
     """Of most engine steps; where none is recorded, what it used to be."""
     prefix = "speculation/reason/"
     reasons = {name.removeprefix(prefix): value for name, value in m.items() if name.startswith(prefix)}
-    return max(reasons, key=lambda name: reasons[name]).replace("_", " ") if reasons else "plain decoding is faster"
+    return max(reasons.items(), key=itemgetter(1))[0].replace("_", " ") if reasons else "plain decoding is faster"
 
 
 def _drafter(m: dict[str, float]) -> str:

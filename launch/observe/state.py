@@ -2,6 +2,7 @@
 
 from collections import deque
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import median
 
 from launch.observe.records import StepRecord
@@ -30,7 +31,7 @@ class RunState:
     stopping: str = ""  # the signal that asked for it
     done: int = 0  # of the phase's units, e.g. finished rollouts
     total: int = 0
-    rewards: deque[float] = field(default_factory=lambda: deque(maxlen=40))
+    rewards: deque[float] = field(default_factory=partial(deque, maxlen=40))
     eval_reward: float | None = None
     first_eval_reward: float | None = None
     evaluations: int = 0
@@ -38,7 +39,7 @@ class RunState:
     seconds: dict[str, float] = field(default_factory=dict)
     workers: dict[str, WorkerState] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)  # signs that nothing is learned (launch.observe.symptoms)
-    _step_s: deque[float] = field(default_factory=lambda: deque(maxlen=10))
+    _step_s: deque[float] = field(default_factory=partial(deque, maxlen=10))
 
     def take(self, record: StepRecord, metrics: dict[str, float]) -> None:
         self.step = max(self.step, record.step)

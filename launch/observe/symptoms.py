@@ -9,7 +9,7 @@ wait, for it says what is so: nothing was rewarded yet.
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any, TypeGuard
@@ -142,7 +142,7 @@ def _no_reward(rows: Sequence[Row]) -> Symptom | None:
 
 def _no_signal(rows: Sequence[Row], over: bool) -> Symptom | None:
     """No group of the last steps had two different rewards, so nothing could be learned."""
-    recent = _trailing(rows, lambda row: row.get("groups/varied") == 0)
+    recent = _trailing(rows, [row.get("groups/varied") == 0 for row in rows])
     groups = round(sum(_number(row, "groups/total") - _number(row, "groups/ungraded") for row in recent))
     whole = over and len(recent) == len(rows)
     if groups == 0 or (not whole and (len(recent) < PATIENCE_STEPS or groups < MIN_GROUPS)):
@@ -203,7 +203,7 @@ def _entropy(rows: Sequence[Row]) -> float | None:
 
 def _truncated(rows: Sequence[Row], over: bool) -> Symptom | None:
     """Nearly all responses of the last steps reached the length limit."""
-    recent = _trailing(rows, lambda row: _number(row, "rollouts/truncated_share") >= MOSTLY)
+    recent = _trailing(rows, [_number(row, "rollouts/truncated_share") >= MOSTLY for row in rows])
     cut = sum(_number(row, "rollouts/truncated") for row in recent)
     whole = over and len(recent) == len(rows)
     if not recent or (not whole and (len(recent) < PATIENCE_STEPS or cut < MOSTLY * MIN_RESPONSES)):
@@ -242,7 +242,7 @@ def _flat_reward(rows: Sequence[Row], over: bool) -> Symptom | None:
 
 def _over_budget(rows: Sequence[Row]) -> Symptom | None:
     """What every prompt gets at least costs more than the budget, by more than whole responses can be off."""
-    recent = _trailing(rows, _exceeds_budget)
+    recent = _trailing(rows, [_exceeds_budget(row) for row in rows])
     if len(recent) < BUDGET_STEPS:
         return None
     times = _mean(recent, "budget/planned_tokens") / _mean(recent, "budget/tokens")
@@ -270,9 +270,10 @@ def trend(values: Sequence[float]) -> tuple[float, float]:
     return slope * (n - 1), math.sqrt(residual / (n - 2) / spread) * (n - 1)
 
 
-def _trailing(rows: Sequence[Row], holds: Callable[[Row], bool]) -> list[Row]:
-    """The last rows for which `holds`, without a gap."""
-    return list(takewhile(holds, reversed(rows)))[::-1]
+def _trailing(rows: Sequence[Row], held: Sequence[bool]) -> list[Row]:
+    """The last rows that are `held`, without a gap."""
+    count = len(list(takewhile(bool, reversed(held))))
+    return list(rows[len(rows) - count :])
 
 
 def _steps(rows: Sequence[Row]) -> str:

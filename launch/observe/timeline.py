@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable, Mapping
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,7 @@ def read_spans(path: Path) -> list[Span]:
         except (KeyError, TypeError, ValueError):
             continue
         spans.append(span)
-    return sorted(spans, key=lambda span: span.start_s)
+    return sorted(spans, key=attrgetter("start_s"))
 
 
 def chrome_trace(spans: Iterable[Span], traces: Iterable[Mapping[str, list[Point]]] = ()) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
+from operator import attrgetter, itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -113,14 +114,14 @@ def _breaks(spans: Sequence[Span]) -> list[tuple[float, float]]:
     """(end, seconds left out) of each long pause in which no actor did anything: the run was interrupted there."""
     gaps: list[tuple[float, float]] = []
     end_s: float | None = None
-    for span in sorted(spans, key=lambda span: span.start_s):
+    for span in sorted(spans, key=attrgetter("start_s")):
         if end_s is not None and span.start_s > end_s:
             gaps.append((span.start_s, span.start_s - end_s))
         end_s = max(span.end_s, end_s or span.end_s)
     if end_s is None:
         return []
     covered_s = end_s - min(span.start_s for span in spans)
-    for _, gap_s in sorted(gaps, key=lambda gap: -gap[1]):  # what is left once the longest are out
+    for _, gap_s in sorted(gaps, key=itemgetter(1), reverse=True):  # what is left once the longest are out
         if gap_s <= BREAK_SHARE * (covered_s - gap_s):
             break
         covered_s -= gap_s

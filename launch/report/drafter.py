@@ -6,7 +6,9 @@ over RL steps instead of for two drafters.
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 from config.catalogue import TRAINED
@@ -51,7 +53,7 @@ def _curve(updates: Sequence[Update]) -> dict[str, Any]:
     at: list[int] = []
     marks: list[tuple[int, int]] = []
     done = 0
-    for version, of_version in groupby(updates, key=lambda update: update.target_version):
+    for version, of_version in groupby(updates, key=attrgetter("target_version")):
         if done:
             marks.append((done, version))
         part = list(of_version)
@@ -87,7 +89,7 @@ def worker_time(spans: Sequence[Span]) -> dict[str, Any]:
 
     A worker that trains is reported idle by its engine too: training counts, what is left of it is idle.
     """
-    seconds: defaultdict[int, dict[str, float]] = defaultdict(lambda: dict.fromkeys(SHARES, 0.0))
+    seconds: defaultdict[int, dict[str, float]] = defaultdict(partial(dict.fromkeys, SHARES, 0.0))
     training = _merged_training(spans)
     for span in spans:
         if not span.actor.startswith(WORKER):
@@ -109,7 +111,7 @@ def worker_time(spans: Sequence[Span]) -> dict[str, Any]:
 def _merged_training(spans: Sequence[Span]) -> defaultdict[str, list[tuple[float, float]]]:
     """By actor, disjoint and in order."""
     found: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
-    for span in sorted((s for s in spans if s.kind == TRAIN_SPAN), key=lambda s: s.start_s):
+    for span in sorted((s for s in spans if s.kind == TRAIN_SPAN), key=attrgetter("start_s")):
         intervals = found[span.actor]
         if intervals and span.start_s <= intervals[-1][1]:
             intervals[-1] = intervals[-1][0], max(intervals[-1][1], span.end_s)

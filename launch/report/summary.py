@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +107,7 @@ def summarise(run_dir: Path) -> RunSummary:
     rows = read(run_dir / "metrics.jsonl")
     steps = step_rows(rows)
     evals = eval_points(rows)
-    best = max(evals[1:], key=lambda point: point[1], default=None)  # the earliest of equals
+    best = max(evals[1:], key=itemgetter(1), default=None)  # the earliest of equals
     options = run_options(run_dir)
     speculated, events = read(run_dir / "speculation.jsonl"), read(run_dir / "events.jsonl")
     seconds = {name: math.fsum(numbers(steps, f"seconds/{name}")) for name in PHASES}
@@ -212,7 +213,7 @@ def speculation_summary(records: Sequence[Mapping[str, Any]]) -> SpeculationSumm
         accept_length=total.accept_length,
         acceptance=total.acceptance,
         saved_s=total.saved_s,
-        saved_by=dict(sorted(saved.items(), key=lambda item: -item[1])),
+        saved_by=dict(sorted(saved.items(), key=itemgetter(1), reverse=True)),
         off_share=off_share(reasons) if reasons else None,
         off=off_text(reasons),
         predicted_error=summed(strategies.values()).predicted_error,

@@ -3,7 +3,7 @@ and with which advantages; the formulas are in policies. Knows nothing of worker
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -186,15 +186,17 @@ def sequence(pick: Pick, member: Graded, advantage: float, weight: float = 1.0) 
     )
 
 
-def natural_mean(groups: Sequence[PromptGroup], value: Callable[[Graded], float | None]) -> float:
-    """Mean over prompts of the mean of `value` over their graded responses, as if each had ended by itself: those that
-    were given up count as 0, those that a coin let go on 1 / propensity times. Unbiased, so a prompt's mean may leave
-    the range of its values. None: the response has no such value. NaN if no response has."""
+def natural_mean(groups: Sequence[PromptGroup], part: str | None = None, *, power: int = 1) -> float:
+    """Mean over prompts of the mean of a grade's `part` (None: all of it) to the `power` over their graded responses,
+    as if each had ended by itself: those that were given up count as 0, those that a coin let go on 1 / propensity
+    times. Unbiased, so a prompt's mean may leave the range of its values. NaN if no response has that part."""
     means = []
     for group in groups:
-        found = [(member, of) for member in group.graded if (of := value(member)) is not None]
-        if found:
-            means.append(sum(0.0 if given_up(m) else of / m.rollout.propensity for m, of in found) / len(found))
+        having = [member for member in group.graded if part is None or part in member.grade.parts]
+        values = [member.grade.value if part is None else member.grade.parts[part] for member in having]
+        if having:
+            pairs = zip(having, values, strict=True)
+            means.append(sum(0.0 if given_up(m) else of**power / m.rollout.propensity for m, of in pairs) / len(having))
     return float(np.mean(means)) if means else math.nan
 
 

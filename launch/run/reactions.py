@@ -3,6 +3,7 @@
 Whatever the driver waits for, it is the loop that waits (actors.loop), and every event comes here, in order.
 """
 
+from operator import attrgetter
 from typing import assert_never
 
 from actors.environment_worker import EnvironmentArrived, EnvironmentPool
@@ -200,6 +201,6 @@ def show_worker(observer: Observer, kind: str, worker: str, detail: str) -> None
 def show_window(observer: Observer, worker: str, window: EngineWindow, *, strategies: bool) -> None:
     detail = f"{window.running} running, {window.waiting} waiting"
     if strategies and window.running and window.strategies:
-        detail += f", {max(window.strategies, key=lambda use: use.engine_steps).strategy}"
+        detail += f", {max(window.strategies, key=attrgetter('engine_steps')).strategy}"
     observer.worker(worker, "decode" if window.running else "idle", detail)
     observer.load(worker, running=window.running, waiting=window.waiting, kv_tokens=window.kv_tokens_used)

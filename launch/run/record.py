@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 import numpy as np
 
@@ -161,11 +160,11 @@ def rollout_metrics(rounds: Sequence[Round], *, uneven: bool = False) -> dict[st
     metrics |= skip_metrics(rounds) | of_sets(groups)
     parts = sorted({name for member in graded for name in member.grade.parts})
     if rewards.size and uneven:
-        mean = natural_mean(groups, lambda member: member.grade.value)
-        square = natural_mean(groups, lambda member: member.grade.value**2)
+        mean = natural_mean(groups)
+        square = natural_mean(groups, power=2)
         metrics |= {"reward/mean": mean, "reward/std": math.sqrt(max(0.0, square - mean**2))}
         for part in parts:
-            metrics[f"reward/{part}"] = natural_mean(groups, partial(_part, part))
+            metrics[f"reward/{part}"] = natural_mean(groups, part)
     elif rewards.size:
         metrics |= {"reward/mean": float(rewards.mean()), "reward/std": float(rewards.std())}
         for part in parts:
@@ -180,13 +179,9 @@ def of_sets(groups: Sequence[PromptGroup]) -> dict[str, float]:
     for name in dict.fromkeys(group.pick.prompt.set for group in groups if group.pick.prompt.set):
         own = [group for group in groups if group.pick.prompt.set == name]
         metrics[f"data/{name}/prompts"] = float(len(own))
-        if not math.isnan(reward := natural_mean(own, lambda member: member.grade.value)):
+        if not math.isnan(reward := natural_mean(own)):
             metrics[f"data/{name}/reward"] = reward
     return metrics
-
-
-def _part(name: str, member: Graded) -> float | None:
-    return member.grade.parts.get(name)
 
 
 def refill_metrics(rounds: Sequence[Round]) -> dict[str, float]:

@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,6 +11,7 @@ import typer
 
 from launch.commands.failures import failures
 from launch.errors import UsageError
+from planner.simulate.progress import ProgressLine
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -60,17 +62,17 @@ def add_command(app: typer.Typer) -> None:
             from planner.simulate.study import ablation as ablated
             from planner.simulate.study import sized, sweep_values
 
-            say = _Saying()
+            line = ProgressLine()
             found: Any
             if sweep is None:
                 if ablation:
-                    of = ablated(given, say)
-                    say.done()
+                    of = ablated(given, line)
+                    line.done()
                     _print(of.as_json() if as_json else _ablation_table(of), as_json)
                     if not as_json:
                         typer.echo(_headroom(of.limits))
                     return
-                outcome = _simulated(given, say)
+                outcome = _simulated(given, line)
                 _print(outcome.as_json() if as_json else _table([("", outcome)], given.name), as_json)
                 if not as_json:
                     typer.echo(_headroom(outcome.headroom))
@@ -79,13 +81,14 @@ def add_command(app: typer.Typer) -> None:
             rows: list[tuple[str, Outcome]] = []
             ablations: list[tuple[str, Ablation]] = []
             for value, one in sized(given, key, values, scaled=weak):
+                line.of = f"{key}={value}: "
                 if ablation:
-                    of = ablated(one, lambda what, value=value: say(f"{key}={value}: {what}"))  # type: ignore[misc]
+                    of = ablated(one, line)
                     ablations.append((value, of))
                     rows.append((value, of.whole))
                 else:
-                    rows.append((value, _simulated(one, say, f"{key}={value}: ")))
-            say.done()
+                    rows.append((value, _simulated(one, line)))
+            line.done()
             if plot is not None:
                 from planner.simulate.plot import sweep_svg
 
@@ -100,34 +103,16 @@ def add_command(app: typer.Typer) -> None:
                     _print(_ablation_table(of, f"{key}={value}"), as_json)
 
 
-class _Saying:
-    """One line that is written over, where a person watches."""
-
-    def __init__(self) -> None:
-        self._watched = sys.stderr.isatty()
-
-    def __call__(self, what: str) -> None:
-        if self._watched:
-            sys.stderr.write(f"\r\x1b[K{what}")
-            sys.stderr.flush()
-
-    def done(self) -> None:
-        if self._watched:
-            sys.stderr.write("\r\x1b[K")
-
-
 def _headroom(limits: dict[str, float]) -> str:
-    largest = sorted(limits.items(), key=lambda item: -item[1])
+    largest = sorted(limits.items(), key=itemgetter(1), reverse=True)
     return "a step would be shorter, without " + ", ".join(f"{name}: by {share:.1%}" for name, share in largest)
 
 
-def _simulated(scenario: Any, say: _Saying, what: str = "") -> "Outcome":
+def _simulated(scenario: Any, line: ProgressLine) -> "Outcome":
     from planner.simulate.run import simulate_beside
 
-    outcome = simulate_beside(
-        scenario, lambda done, now_s: say(f"{what}RL step {done}, {now_s / 3600:.2f} h of cluster time")
-    )
-    say.done()
+    outcome = simulate_beside(scenario, line)
+    line.done()
     return outcome
 
 

@@ -3,7 +3,6 @@ of worker-seconds; decides nothing that a policy decides.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -20,6 +19,7 @@ from planner.simulate.engine import Engine, Running
 from planner.simulate.learner import LearnerTimes, learner_times
 from planner.simulate.memory import check_learner, kv_tokens_of
 from planner.simulate.outcome import Outcome, SimulatedStep, headroom_of, limit_of
+from planner.simulate.progress import ProgressLine
 from planner.simulate.scenario import Scenario
 from planner.simulate.speculation import Adaptive, speculators
 from planner.simulate.training import SpotTrainers
@@ -46,10 +46,10 @@ class SimulatedWorker:
 
 
 class SimulatedRun:
-    """See the module docstring. `progress` is called with (steps done, virtual seconds)."""
+    """See the module docstring. `line` shows how far it is."""
 
-    def __init__(self, scenario: Scenario, progress: Callable[[int, float], None] = lambda done, now_s: None) -> None:
-        self.scenario, self._progress = scenario, progress
+    def __init__(self, scenario: Scenario, line: ProgressLine | None = None) -> None:
+        self.scenario, self._line = scenario, line
         self.clock = Clock()
         self.costs: SimulatedCosts = costs_of(scenario)
         self._kv_tokens = kv_tokens_of(scenario)
@@ -103,7 +103,8 @@ class SimulatedRun:
         end_s = math.inf if scenario.workload.hours is None else 3600 * scenario.workload.hours
         while len(steps) < scenario.workload.steps and self.clock.now_s < end_s:
             steps.append(self._step(len(steps) + 1))
-            self._progress(len(steps), self.clock.now_s)
+            if self._line is not None:
+                self._line.say(f"RL step {len(steps)}, {self.clock.now_s / 3600:.2f} h of cluster time")
         return self._summary(tuple(steps))
 
     def _step(self, number: int) -> SimulatedStep:
@@ -477,17 +478,17 @@ class SimulatedRun:
         )
 
 
-def simulate(scenario: Scenario, progress: Callable[[int, float], None] = lambda done, now_s: None) -> Outcome:
+def simulate(scenario: Scenario, line: ProgressLine | None = None) -> Outcome:
     """What this run takes and costs. Deterministic: the same scenario, the same outcome. Raises ConfigError for a model
     that does not fit its GPUs and for a GPU nobody knows, OSError for files."""
-    return SimulatedRun(scenario, progress).outcome()
+    return SimulatedRun(scenario, line).outcome()
 
 
-def simulate_beside(scenario: Scenario, progress: Callable[[int, float], None] = lambda done, now_s: None) -> Outcome:
+def simulate_beside(scenario: Scenario, line: ProgressLine | None = None) -> Outcome:
     """`simulate`, and where something disturbs the run, the same run undisturbed beside it: `goodput`."""
-    outcome = simulate(scenario, progress)
+    outcome = simulate(scenario, line)
     if not scenario.disturbed:
         return outcome
     # As many steps as the disturbed run made: both have the same work to do.
-    calm = simulate(scenario.undisturbed(len(outcome.steps)), progress)
+    calm = simulate(scenario.undisturbed(len(outcome.steps)), line)
     return replace(outcome, goodput=outcome.tokens_s / calm.tokens_s)

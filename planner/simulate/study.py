@@ -13,6 +13,7 @@ from launch.config.issues import ConfigError, Issue
 from planner.simulate.costs import costs_of
 from planner.simulate.memory import check_learner, kv_tokens_of
 from planner.simulate.outcome import Outcome
+from planner.simulate.progress import ProgressLine
 from planner.simulate.run import simulate
 from planner.simulate.scenario import Scenario, with_values
 
@@ -29,7 +30,6 @@ _OFF: dict[str, tuple[dict[str, Any], Callable[[Scenario], bool]]] = {
     "elastic fleet": ({"fleet.min_workers": None}, lambda of: of.fleet.min_workers is not None),
     "quantised rollouts": ({"quantization": "none"}, lambda of: of.quantization != "none"),
 }
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,12 +67,13 @@ def techniques_of(scenario: Scenario) -> list[str]:
     return [name for name, (_, on) in _OFF.items() if on(scenario)]
 
 
-def ablation(scenario: Scenario, say: Say = lambda what: None) -> Ablation:
+def ablation(scenario: Scenario, line: ProgressLine | None = None) -> Ablation:
     """Of the techniques that the scenario has on. Raises as `simulate`."""
     names = techniques_of(scenario)
 
     def run(on: Sequence[str], what: str) -> Outcome:
-        say(what)
+        if line is not None:
+            line.say(what)
         off: dict[str, Any] = {}
         for name in names:
             if name not in on:
@@ -99,7 +100,8 @@ def ablation(scenario: Scenario, say: Say = lambda what: None) -> Ablation:
             speculating = alone
     fresh = None
     if "speculation" in names and any(arm.drafter == TRAINED for arm in scenario.speculation.arms):
-        say("a drafter that never ages")
+        if line is not None:
+            line.say("a drafter that never ages")
         ageless = {"speculation.training.drift": 0.0, "speculation.training.stale": 0.0}
         fresh = simulate(with_values(scenario, ageless))
     return Ablation(whole=whole, none=none, techniques=tuple(found), fresh=fresh)

@@ -8,6 +8,7 @@ A garbage head changes no token. A chooser switches it off, and the run is slow 
 from collections import defaultdict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from policies.drafter.acceptance import AcceptanceTally
@@ -37,7 +38,7 @@ class SilenceWatch:
         self._names, self._trained = frozenset(names), frozenset(trained)
         self._all: dict[str, AcceptanceTally] = defaultdict(AcceptanceTally)
         self._first: dict[str, AcceptanceTally] = defaultdict(AcceptanceTally)
-        self._recent: dict[str, deque[AcceptanceTally]] = defaultdict(lambda: deque(maxlen=RECENT_STEPS))
+        self._recent: dict[str, deque[AcceptanceTally]] = defaultdict(partial(deque, maxlen=RECENT_STEPS))
         self._told: set[str] = set()
 
     def step(self, strategies: Iterable[tuple[str, int, int]]) -> list[Silence]:

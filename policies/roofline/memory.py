@@ -11,6 +11,7 @@ Estimates, marked so: contexts, NCCL's buffers, one graph, and the slack of a ca
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import attrgetter, itemgetter
 
 from config.formats import LowBitFormat
 from config.network import Network
@@ -81,7 +82,7 @@ class MemoryPhase:
 
     def text(self) -> str:
         """The sum, largest first: `learning 61.2 GiB = activations 30.1 + ...`."""
-        largest = sorted(self.items.items(), key=lambda item: -item[1])
+        largest = sorted(self.items.items(), key=itemgetter(1), reverse=True)
         parts = " + ".join(f"{name} {size / GIB:.1f}" for name, size in largest if size >= GIB / 20)
         return f"{self.name} {self.total_bytes / GIB:.1f} GiB = {parts}"
 
@@ -95,7 +96,7 @@ class MemoryPlan:
 
     @property
     def worst(self) -> MemoryPhase:
-        return max(self.phases, key=lambda phase: phase.total_bytes)
+        return max(self.phases, key=attrgetter("total_bytes"))
 
     def fits(self, device_bytes: int) -> bool:
         return self.worst.total_bytes <= device_bytes

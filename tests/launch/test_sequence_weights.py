@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from config.objective import ObjectiveOptions
 from launch.run.collect import Round
-from launch.run.groups import Graded, PromptGroup, natural_mean, training_sequences
+from launch.run.groups import PromptGroup, natural_mean, training_sequences
 from launch.run.record import rollout_metrics
 from tests.launch.graded import CUT, GIVEN_UP, group_of, groups_of, stats_of
 
@@ -80,10 +80,6 @@ def test_a_group_that_was_given_up_as_a_whole_teaches_nothing() -> None:
     assert metrics["groups/used"] == 0
 
 
-def value(member: Graded) -> float | None:
-    return member.grade.value
-
-
 def test_the_mean_reward_is_what_it_would_be_without_the_coin_in_expectation() -> None:
     """Two responses to one prompt, both late without an answer; one is right. Over all four outcomes of two coins."""
     keep, total = 0.25, 0.0
@@ -92,7 +88,7 @@ def test_the_mean_reward_is_what_it_would_be_without_the_coin_in_expectation() -
             chance = (keep if first else 1 - keep) * (keep if second else 1 - keep)
             reasons = [None if went_on else GIVEN_UP for went_on in (first, second)]
             rewards = [1.0 if first else 0.0, 0.0]  # what is given up has no answer
-            total += chance * natural_mean([group_of(rewards, reasons=reasons, propensities=[keep, keep])], value)
+            total += chance * natural_mean([group_of(rewards, reasons=reasons, propensities=[keep, keep])])
     assert total == pytest.approx(0.5)
 
 
@@ -105,5 +101,10 @@ def test_a_prompt_counts_once_in_the_mean_reward_whatever_its_count() -> None:
 
 
 def test_a_response_without_a_value_is_not_in_its_mean() -> None:
-    assert natural_mean(groups_of([3, 1], [5]), lambda member: None if member.grade.value == 1 else value(member)) == 4
-    assert math.isnan(natural_mean(groups_of([3]), lambda _: None))
+    groups = groups_of([3, 1], [5])
+    for group in groups:
+        for member in group.graded:
+            if member.grade.value != 1:
+                member.grade.parts["form"] = member.grade.value
+    assert natural_mean(groups, "form") == 4
+    assert math.isnan(natural_mean(groups, "none"))

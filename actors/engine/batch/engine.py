@@ -78,7 +78,7 @@ class BatchEngine(ABC):
 
     def __init__(self, weights_version: int, clock: Callable[[], float]) -> None:
         self._version, self._clock = weights_version, clock
-        self._events: list[Event] = []
+        self._events: list[Event] = []  # the same list always: parts append to it
         self._idle = True
 
     @property
@@ -218,7 +218,8 @@ class BatchEngine(ABC):
         now_s = self._clock()
         self._account.begin()
         self._advance(now_s)
-        events, self._events = self._events, []
+        events = list(self._events)
+        self._events.clear()
         now_s = self._clock()
         idle = not self._queue.has_work
         window = self._account.window(now_s, self._occupancy, idle=idle)

@@ -7,7 +7,8 @@ Tokens never depend on any of it (`verify`).
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
@@ -25,7 +26,7 @@ from actors.engine.batch.step.build import StepArrays
 from actors.engine.batch.step.types import Int64Array, StepDrafts
 from actors.pacing import Pacer
 from config.strategy import PLAIN, Strategy
-from contracts.rollout import DrafterFailed
+from contracts.rollout import DrafterFailed, Event
 from drafter.protocol import (
     BatchView,
     Drafter,
@@ -91,14 +92,16 @@ class Speculator:
         hidden: HiddenSource | None = None,
         kv: KVPlaces | None = None,
         target: TargetPasses | None = None,
-        on_failure: Callable[[DrafterFailed], None] = lambda failure: None,
+        events: list[Event] | None = None,
         timer: Callable[[], float] = perf_counter,
         pacer: Pacer | None = None,
     ) -> None:
+        """`events`: where a drafter's failure is reported."""
         self._table, self._steps, self._vocab_size, self._rejection = table, steps, vocab_size, rejection
         self._device, self._drafters = device, dict(drafters)
         self._hidden, self._kv = hidden, kv
-        self._on_failure, self._timer, self._pacer = on_failure, timer, pacer
+        self._timer, self._pacer = timer, pacer
+        self._events: list[Event] = [] if events is None else events
         self._failed: dict[str, Drafter] = {}  # those that new weights may bring back
         self._failures: Counter[str] = Counter()
         self._slots: set[int] = set()  # with a request
@@ -134,7 +137,9 @@ class Speculator:
         if self._hidden is not None:
             self._hidden.begin(slot)
         self._budget.begin(slot)
-        self._tell(lambda drafter: self._begin(drafter, slot))
+        for name, drafter in list(self._drafters.items()):
+            with self._guarded(name):
+                self._begin(drafter, slot)
 
     def _begin(self, drafter: Drafter, slot: int) -> None:
         known, length = int(self._table.noise_origin[slot]), int(self._table.length[slot])
@@ -147,7 +152,9 @@ class Speculator:
         history = self._history[slot]
         self._slots.discard(slot)
         self._budget.end(slot, finished)
-        self._tell(lambda drafter: drafter.end(slot, history[:length], prompt, finished))
+        for name, drafter in list(self._drafters.items()):
+            with self._guarded(name):
+                drafter.end(slot, history[:length], prompt, finished)
 
     def new_target(self, version: int) -> None:
         if self._hidden is not None:
@@ -155,7 +162,9 @@ class Speculator:
         self._budget.new_target()
         if self.policy is not None:
             self.policy.new_target()
-        self._tell(lambda drafter: drafter.new_target(version))
+        for name, drafter in list(self._drafters.items()):
+            with self._guarded(name):
+                drafter.new_target(version)
 
     def update(self, name: str, manifest: WeightsManifest, buffer: NDArray[np.uint8]) -> str:
         """New weights of a drafter; why it could not take them, or nothing."""
@@ -186,7 +195,9 @@ class Speculator:
 
     def remember(self, prompts: list[NDArray[np.int32]], responses: list[NDArray[np.int32]]) -> None:
         self._budget.remember(prompts, responses)
-        self._tell(lambda drafter: drafter.remember(prompts, responses))
+        for name, drafter in list(self._drafters.items()):
+            with self._guarded(name):
+                drafter.remember(prompts, responses)
 
     def save(self, directory: str) -> str | None:
         """Returns what failed. A full disk says nothing against a drafter: none is given up."""
@@ -208,23 +219,24 @@ class Speculator:
 
     def load(self, directory: str) -> None:
         self._budget.load(directory)
-        self._tell(lambda drafter: drafter.load(directory))
+        for name, drafter in list(self._drafters.items()):
+            with self._guarded(name):
+                drafter.load(directory)
 
     def plan_graphs(self, drafts: Sequence[tuple[int, Strategy]], graph_capture: GraphCapture) -> None:
         """Let drafters that can capture their passes for these numbers of requests and strategies."""
         for name, drafter in list(self._drafters.items()):
             own = [draft for draft in drafts if draft[1].drafter == name]
-            try:
+            with self._guarded(name):
                 drafter.plan_graphs(own, graph_capture)
-            except Exception as error:
-                self._give_up(name, error)
 
-    def _tell(self, call: Callable[[Drafter], None]) -> None:
-        for name, drafter in list(self._drafters.items()):
-            try:
-                call(drafter)
-            except Exception as error:
-                self._give_up(name, error)
+    @contextmanager
+    def _guarded(self, name: str) -> Iterator[None]:
+        """What the drafter raises in the block ends it, not the engine."""
+        try:
+            yield
+        except Exception as error:
+            self._give_up(name, error)
 
     def _give_up(self, name: str, error: Exception) -> None:
         _log.exception("drafter %s failed; decoding goes on without it", name)
@@ -235,7 +247,7 @@ class Speculator:
             self._failed[name] = drafter
         if self.policy is not None:
             self.policy.unavailable(name)
-        self._on_failure(DrafterFailed(name, f"{type(error).__name__}: {error}", final))
+        self._events.append(DrafterFailed(name, f"{type(error).__name__}: {error}", final))
 
     # A step.
 

@@ -166,7 +166,7 @@ class NativeEngine(BatchEngine):
             hidden=self._hidden,
             kv=kv,
             target=self._runner.passes,
-            on_failure=self._tell,
+            events=self._events,
             timer=timer,
             pacer=pacer,
         )

@@ -124,7 +124,7 @@ class VllmEngine(BatchEngine):
             torch.device("cpu"),
             drafters if worker is None else {**drafters, worker.name: worker},
             policy,
-            on_failure=self._tell,
+            events=self._events,
             timer=timer,
         )
         self._speculator.new_target(weights_version)
