@@ -99,7 +99,9 @@ class LocalLearner:
         found = self._trainer.reference_kl(sequences, temperature=self._temperature)
         return [found[index] for index in range(len(sequences))]
 
-    def publish(self, version: int, *, masters: bool = False) -> tuple[WeightsManifest, Buffer]:
+    def publish(
+        self, version: int, *, masters: bool = False, delta_share: float = 0.0
+    ) -> tuple[WeightsManifest, Buffer]:
         published = self._trainer.publish(version, masters=masters)
         assert published is not None
         return published
@@ -125,6 +127,8 @@ class LocalLearner:
 class LocalDispatcher:
     """In place of RolloutDispatcher: one engine, stepped until it has nothing left."""
 
+    by_delta = 0
+
     def __init__(
         self, context: RunContext, speculation: SpeculationOptions, meter: SpeculationMeter | None = None
     ) -> None:
@@ -147,7 +151,7 @@ class LocalDispatcher:
             )
         )
 
-    def set_weights(self, manifest: WeightsManifest, buffer: Buffer) -> int:
+    def set_weights(self, manifest: WeightsManifest, buffer: Buffer, deltas: None = None) -> int:
         self._engine.apply(UpdateWeights(manifest), buffer)
         return 1
 

@@ -84,26 +84,18 @@ class Publisher:
         return self._by_pieces(version, self._way, masters)
 
     def _by_store(self, version: int, masters: bool) -> Published:
+        """With what changed beside the whole buffer, where a delta may be worth it."""
+        share = 0.0
         if self._deltas is not None:
-            home = self._learner.home
-            if share := self._deltas.share(elsewhere=self._dispatcher.elsewhere(home)):
-                return self._by_delta(version, masters, self._deltas, share)
-        start_s = time.monotonic()
-        with self._context.learner_span("publish"):
-            manifest, ref = self._learner.publish(version, masters=masters)
-        written_s = time.monotonic()
-        workers = self._dispatcher.set_weights(manifest, ref)
-        self._tell({"store": workers}, {})
-        seconds = {"publish": written_s - start_s, "sync": time.monotonic() - written_s}
-        return Published(seconds, self._metrics(manifest.total_bytes, {"store": workers}))
-
-    def _by_delta(self, version: int, masters: bool, choice: DeltaChoice, share: float) -> Published:
-        """Through the store, with what changed beside the whole buffer."""
+            share = self._deltas.share(elsewhere=self._dispatcher.elsewhere(self._learner.home))
         start_s = time.monotonic()
         with self._context.learner_span("publish"):
             manifest, ref = self._learner.publish(version, masters=masters, delta_share=share)
-        found, written_s = self._learner.delta, time.monotonic()
-        workers = self._dispatcher.set_weights(manifest, ref, choice.deltas(found, self._learner.home))
+        found, deltas, written_s = None, None, time.monotonic()
+        if self._deltas is not None and share:
+            found = self._learner.delta
+            deltas = self._deltas.deltas(found, self._learner.home)
+        workers = self._dispatcher.set_weights(manifest, ref, deltas)
         by_delta = self._dispatcher.by_delta
         ways = {"store": workers - by_delta, "delta": by_delta}
         self._tell(ways, {})
