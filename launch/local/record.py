@@ -62,4 +62,5 @@ def record_run(config: Config, record: RunRecord, *, speculation: SpeculationOpt
     """Warm start (kept in the cache of warm starts), RL steps and evaluations; what happened is in `record`."""
     initial = initial_weights(config)
     with threads_of(config), open_job(config, cast(Any, record), initial, speculation=speculation) as job:
-        run_steps(job, evaluate_job)
+        for _ in run_steps(job):
+            evaluate_job(job)

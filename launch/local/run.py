@@ -64,7 +64,8 @@ def _run(config: Config, observer: Observer, interrupt: Interrupt, run_dir: Path
         threads_of(config),
         open_job(config, observer, initial, speculation=_speculation(config), interrupt=interrupt) as job,
     ):
-        run_steps(job, lambda job: evaluate_if_due(job, run_dir))
+        for _ in run_steps(job):
+            evaluate_if_due(job, run_dir)
         observer.progress("export")
         job.learner.export(run_dir / "model")
         note_end_tokens(run_dir / "model", job.sampling.stop_token_ids)

@@ -95,13 +95,17 @@ def read(path: Path) -> list[dict[str, Any]]:
     return records
 
 
-def cut(path: Path, keep: Callable[[dict[str, Any]], bool]) -> int:
-    """Keep only whole records for which `keep` holds, atomically. Returns how many lines went."""
+def cut(path: Path, last: int | None) -> int:
+    """Keep only whole records, of RL steps up to `last` (None: of all), atomically. Returns how many lines went."""
     if not path.is_file():
         return 0
     fields = FIELDS.get(path.name, {})
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
-    kept = [line for line in lines if (record := _decode(line, fields)) is not None and keep(record)]
+    kept = []
+    for line in lines:
+        record = _decode(line, fields)
+        if record is not None and (last is None or int(record.get("step", 0)) <= last):
+            kept.append(line)
     if len(kept) < len(lines):
         replace(path, "".join(kept))
     return len(lines) - len(kept)

@@ -319,13 +319,9 @@ class Observer(RunObserver):
                 remedy="go on with --resume, choose another run.name, or remove the folder",
             )
         last = 0 if resume_from is None else resume_from
-
-        def keep(row: dict[str, Any]) -> bool:
-            return int(row.get("step", 0)) <= last
-
         for name in FILES:
             whole = name == "events"  # history: what went wrong stays known; only a torn line goes
-            journal.cut(self._dir / f"{name}.jsonl", (lambda row: True) if whole else keep)
+            journal.cut(self._dir / f"{name}.jsonl", None if whole else last)
 
     def _missing(self, last: int) -> str:
         """The complete steps up to `last` that left no row."""
