@@ -13,15 +13,11 @@ BEST_DIR = "best"  # in the run's folder: its best model (launch.run.best)
 BEST_RECORD = "best.json"  # in it: {"step", "eval/..."}, of a low-bit run also {"evaluated_as", "weights"}
 
 
-class RunInUseError(PacelineError):
-    """Another process writes to this run's folder."""
-
-
 @contextmanager
 def claim(run_dir: Path) -> Iterator[None]:
     """Hold `run_dir` for this process, by a lock file beside it that the kernel releases however the process ends.
 
-    Raises RunInUseError if another process holds it.
+    Raises PacelineError if another process holds it.
     """
     run_dir.parent.mkdir(parents=True, exist_ok=True)
     path = run_dir.with_name(f".{run_dir.name}.lock")
@@ -30,7 +26,7 @@ def claim(run_dir: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.seek(0)
-            raise RunInUseError(
+            raise PacelineError(
                 f"{run_dir} is in use by {file.read().strip() or 'another process'}",
                 remedy="wait for that run or stop it; another run at the same time needs another run.name",
             ) from None

@@ -61,10 +61,6 @@ _TOO_LONG = re.compile(r"AF_UNIX path length cannot exceed (\d+) bytes: (.+)")
 _log = logging.getLogger(__name__)
 
 
-class RaySessionError(PacelineError):
-    """Ray cannot be started or reached."""
-
-
 @dataclass(frozen=True, slots=True)
 class RaySession:
     address: str  # host:port of the GCS
@@ -97,7 +93,7 @@ def ray_session(
     `log_to_driver`: print what actors print. `on_lost` is told that Ray's servers are gone, or silent for
     `lost_after_s`, and has 5 s to tell others; then this process ends with RayLostError's exit code.
     `code_paths`: folders that go before all others on the `sys.path` of workers.
-    Raises RaySessionError."""
+    Raises PacelineError."""
     if ray.is_initialized():
         yield _session(owned=False)
         return
@@ -126,7 +122,7 @@ def ray_session(
         try:
             ray.init(address=address, **common)
         except Exception as error:  # Ray raises what it likes, plain Exception too
-            raise RaySessionError(
+            raise PacelineError(
                 f"Ray at {address!r} cannot be used: {_first_line(error)}",
                 remedy="look at the cluster with: ray status --address " + address,
             ) from error
@@ -159,13 +155,13 @@ def ray_session(
 
 def _require_addresses(store_bytes: int | None) -> None:
     """Every process maps the object store whole: with less room than that, servers die, or this process waits for ever.
-    Raises RaySessionError."""
+    Raises PacelineError."""
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if limit == resource.RLIM_INFINITY:
         return
     store = resolve_object_store_memory(get_system_memory(), store_bytes)
     if limit < store + _OWN_ADDRESSES_BYTES:
-        raise RaySessionError(
+        raise PacelineError(
             f"a process may have {limit / 2**30:.1f} GiB of addresses here (ulimit -v), and Ray's object store alone "
             f"takes {store / 2**30:.1f} GiB of them in each",
             remedy="ulimit -v unlimited; a cgroup limits memory itself (docker run -m, systemd-run -p MemoryMax=...)",
@@ -173,23 +169,23 @@ def _require_addresses(store_bytes: int | None) -> None:
 
 
 def _start_head(arguments: dict[str, Any], root: Path) -> None:
-    """Raises RaySessionError."""
+    """Raises PacelineError."""
     for last in (False, True):
         try:
             with sessions_of_their_own():
                 ray.init(address="local", **arguments)
             return
         except ValueError as error:
-            raise RaySessionError(f"Ray cannot be started: {_first_line(error)}") from error
+            raise PacelineError(f"Ray cannot be started: {_first_line(error)}") from error
         except Exception as error:  # Ray raises what it likes: a head that is not up in time is a plain Exception
             ray.shutdown()
             for folder in root.glob(f"session_*_{os.getpid()}"):
                 end_processes(folder)
             said = _first_line(error)
             if remedy := _hopeless(error, root):
-                raise RaySessionError(f"Ray did not start: {said}", remedy=remedy) from error
+                raise PacelineError(f"Ray did not start: {said}", remedy=remedy) from error
             if last:
-                raise RaySessionError(
+                raise PacelineError(
                     f"Ray did not start, twice: {said}", remedy=_START_REMEDY.format(logs=root)
                 ) from error
             _log.warning("Ray did not start (%s): once more", said)
@@ -246,30 +242,30 @@ def _first_line(error: Exception) -> str:
 
 
 def check_reachable(address: str, timeout_s: float) -> None:
-    """Raise RaySessionError unless Ray's GCS answers at `address` (host:port, or "auto"). Ray itself would ask another
+    """Raise PacelineError unless Ray's GCS answers at `address` (host:port, or "auto"). Ray itself would ask another
     server for minutes."""
     if address.startswith("ray://"):
-        raise RaySessionError(
+        raise PacelineError(
             f"cluster.address {address!r}: Ray Client is not supported",
             remedy="run on the cluster: ray job submit --working-dir . -- python -m launch train ...",
         )
     target = _running_cluster() if address == "auto" else address
     host, _, port = target.rpartition(":")
     if not host or not port.isdigit():
-        raise RaySessionError(
+        raise PacelineError(
             f"cluster.address {address!r} is not host:port", remedy="use the GCS address, for example 10.0.0.1:6379"
         )
     remedy = "start one (ray start --head), or unset cluster.address and RAY_ADDRESS to start a private head"
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s).close()
     except OSError as error:
-        raise RaySessionError(f"no Ray cluster answers at {target} ({error})", remedy=remedy) from error
+        raise PacelineError(f"no Ray cluster answers at {target} ({error})", remedy=remedy) from error
     if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
         return  # the question below is not encrypted
     deadline_s = time.monotonic() + timeout_s
     while not answers(target, max(0.1, deadline_s - time.monotonic())):
         if time.monotonic() >= deadline_s:
-            raise RaySessionError(
+            raise PacelineError(
                 f"something listens at {target}, but for {timeout_s:g} s it has not answered as Ray's GCS does",
                 remedy="cluster.address and RAY_ADDRESS name the port of the GCS (6379 unless ray start --port says "
                 f"otherwise; not 8265 or 10001): see ray status on the head; or {remedy}",
@@ -282,7 +278,7 @@ def _running_cluster() -> str:
     try:
         return (_temp_root() / "ray_current_cluster").read_text().strip()
     except OSError as error:
-        raise RaySessionError(
+        raise PacelineError(
             'cluster.address "auto", but no Ray runs on this machine',
             remedy="start one (ray start --head), or give its host:port",
         ) from error

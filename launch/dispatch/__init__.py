@@ -11,7 +11,7 @@
     dispatcher = RolloutDispatcher(spawn, rollout, context, start_timeout_s=timeout_s)
     dispatcher.start()
     for step in range(steps):
-        dispatcher.set_weights(manifest, ref)              # StaleWeightsError names the worker
+        dispatcher.set_weights(manifest, ref)              # PacelineError names the worker
         dispatcher.begin(requests)                         # each comes as RolloutEnded
         dispatcher.wait(lambda: dispatcher.done)
         stats = dispatcher.end(abort=False)
@@ -28,7 +28,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from launch.dispatch.dispatcher import RolloutDispatcher
-    from launch.dispatch.errors import NoWorkersError, StaleWeightsError, WorkerStartError
     from launch.dispatch.events import (
         DispatchEvent,
         DrafterNews,
@@ -61,14 +60,11 @@ _WHERE = {
     "WorkerUp": "events",
     "Deltas": "seat",
     "FailedRequest": "ledger",
-    "NoWorkersError": "errors",
     "RolloutDispatcher": "dispatcher",
     "SeatState": "seat",
-    "StaleWeightsError": "errors",
     "Weights": "seat",
     "WorkerArrived": "seat",
     "WorkerNow": "seat",
-    "WorkerStartError": "errors",
     "spawner": "spawn",
     "worker_name": "seat",
 }
@@ -87,12 +83,10 @@ __all__ = [
     "DrafterNews",
     "DrafterPublished",
     "FailedRequest",
-    "NoWorkersError",
     "RolloutDispatcher",
     "RolloutEnded",
     "RolloutProgressed",
     "SeatState",
-    "StaleWeightsError",
     "Weights",
     "WeightsGone",
     "WorkerArrived",
@@ -100,7 +94,6 @@ __all__ = [
     "WorkerMeasured",
     "WorkerNow",
     "WorkerSampled",
-    "WorkerStartError",
     "WorkerUp",
     "spawner",
     "worker_name",

@@ -89,7 +89,7 @@ class RolloutDispatcher:
         self.drafters = self._workers.drafters
 
     def start(self) -> None:
-        """Start all workers at once. Raises WorkerStartError: a worker that fails at first would fail again, unless its
+        """Start all workers at once. Raises PacelineError: a worker that fails at first would fail again, unless its
         node was lost, or it was told to end: then another one is started."""
         self._workers.start()
 
@@ -134,7 +134,7 @@ class RolloutDispatcher:
         """Send weights to all workers at once and check what each answers. `ref`: uint8 buffer in the object store.
 
         Returns when every worker that is up holds them, how many that are; one that fails or is too slow is lost, and
-        gets them when it is back. Raises StaleWeightsError, NoWorkersError."""
+        gets them when it is back. Raises PacelineError: no worker is left, or one holds other weights."""
         self._stop_early()
         self._workers.loading.set(Weights(manifest, ref, deltas))
         self._hear_of_drafters()
@@ -176,7 +176,7 @@ class RolloutDispatcher:
         return self._requests.done
 
     def wait(self, until: Callable[[], bool]) -> None:
-        """For what workers do. Raises NoWorkersError, StaleWeightsError, and what the reactions raise."""
+        """For what workers do. Raises PacelineError as `set_weights`, and what the reactions raise."""
         self._seats.wait(until)
 
     def end(self, *, abort: bool) -> DispatchStats:
@@ -198,7 +198,7 @@ class RolloutDispatcher:
 
     def settle(self) -> None:
         """Handle what has arrived, such as the last window of the run before, and answers to new drafter weights; does
-        not wait. Raises NoWorkersError."""
+        not wait. Raises PacelineError: none is left."""
         self._seats.require_one()
         self._hear_of_drafters()
         self._context.loop.turn()
@@ -283,7 +283,7 @@ class RolloutDispatcher:
             self._requests.assign(self._seats.by_name)
 
     def receive(self, arrived: WorkerArrived) -> None:
-        """Raises StaleWeightsError, WorkerStartError."""
+        """Raises PacelineError: a worker did not start, or holds other weights."""
         seat, waitable, value = arrived.seat, arrived.waitable, arrived.value
         events: list[WorkerEvent] | None = []
         answer: SupervisorStatus | WeightsLoaded | None = None

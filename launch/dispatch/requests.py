@@ -7,11 +7,11 @@ from actors.context import Context
 from contracts.engine import Abort, Submit
 from contracts.rollout import FinishReason, Request, Rollout, Sampled
 from launch.dispatch.early import EarlySampling, is_early
-from launch.dispatch.errors import StaleWeightsError
 from launch.dispatch.events import RolloutEnded, RolloutProgressed, WorkerChanged
 from launch.dispatch.ledger import FailedRequest, Ledger
 from launch.dispatch.seat import Seat, SeatState
 from launch.dispatch.stats import DispatchStats, DispatchTally
+from launch.errors import PacelineError
 
 
 class Requests:
@@ -140,7 +140,8 @@ class Requests:
             self._context.observer.event("request_rejected", f"request {failure.request_id}: {failure.reason}")
 
     def finish(self, seat: Seat, rollout: Rollout) -> None:
-        """The worker says that one has ended. Raises StaleWeightsError."""
+        """The worker says that one has ended. Raises PacelineError: it was sampled with other weights, and
+        must not be trained on."""
         if is_early(rollout.request_id):
             self.early.finished(seat.name, rollout)
             return
@@ -152,7 +153,7 @@ class Requests:
             return
         expected = self._version
         if expected is not None and rollout.weights_version != expected and not self.aborting:
-            raise StaleWeightsError(
+            raise PacelineError(
                 f"{seat.name} sampled with weights version {rollout.weights_version}, although it answered that it "
                 f"holds version {expected}",
                 remedy="its rollouts must not be trained on: see its log",

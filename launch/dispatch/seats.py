@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from actors.context import Context
 from actors.loop import SLICE_S
 from config.rollout import RolloutOptions
-from launch.dispatch.errors import NoWorkersError
 from launch.dispatch.events import WorkerChanged
 from launch.dispatch.requests import Requests
 from launch.dispatch.seat import Seat, SeatState
+from launch.errors import PacelineError
 
 
 class Seats:
@@ -25,7 +25,7 @@ class Seats:
         self.listening = 0  # waits for workers, one within the other
 
     def wait(self, until: Callable[[], bool]) -> None:
-        """For workers. Raises NoWorkersError: nothing is awaited of anybody."""
+        """For workers. Raises PacelineError: nothing is awaited of anybody."""
         self.listening += 1
         try:
             while self.context.loop.told or not until():
@@ -35,10 +35,10 @@ class Seats:
             self.listening -= 1
 
     def require_one(self) -> None:
-        """Raises NoWorkersError: nothing is awaited of anybody."""
+        """Raises PacelineError: nothing is awaited of anybody."""
         if all(seat.state is SeatState.DEAD for seat in self.by_name.values()):
             reasons = "; ".join(f"{s.name}: {s.reason}" for s in self.by_name.values()) or "none was started"
-            raise NoWorkersError(
+            raise PacelineError(
                 f"no rollout worker is left ({reasons})",
                 remedy="see the workers' reasons; raise rollout.max_worker_restarts if the losses are not their fault",
             )

@@ -12,10 +12,10 @@ from actors.learner_group import WeightsSending
 from contracts.handoff import Offer, Sent
 from contracts.rollout import WeightsLoaded
 from launch.dispatch.drafters import DrafterMessages
-from launch.dispatch.errors import StaleWeightsError
 from launch.dispatch.events import WeightsGone
 from launch.dispatch.seat import Seat, SeatState, Weights, some_are
 from launch.dispatch.seats import Seats
+from launch.errors import PacelineError
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,8 @@ class Loading:
         return self._weights.manifest.version if self._weights else None
 
     def set(self, weights: Weights) -> None:
-        """All load these. Returns when every seat that is up holds them. Raises StaleWeightsError, NoWorkersError."""
+        """All load these. Returns when every seat that is up holds them. Raises PacelineError as
+        RolloutDispatcher.set_weights."""
         self._hold(weights)
         self.by_delta = 0
         for seat in self._seats.by_name.values():
@@ -147,7 +148,7 @@ class Loading:
         return True
 
     def answered(self, seat: Seat, loaded: WeightsLoaded) -> None:
-        """What it says that it holds. Raises StaleWeightsError."""
+        """What it says that it holds. Raises PacelineError: other weights."""
         if not loaded.failure and seat.down_since_wall_s is None:
             seat.spans.other("load_weights", seat.since_wall_s, self._seats.context.wall())
         if self._handing is None:
@@ -206,7 +207,7 @@ class Loading:
     def _check(self, seat: Seat, loaded: WeightsLoaded, weights: Weights) -> None:
         wanted = weights.manifest
         if (loaded.version, loaded.checksum) != (wanted.version, wanted.checksum):
-            raise StaleWeightsError(
+            raise PacelineError(
                 f"{seat.name} holds weights version {loaded.version} with checksum {loaded.checksum:#x}, "
                 f"sent were version {wanted.version} with checksum {wanted.checksum:#x}",
                 remedy="a worker that cannot hold the weights it was sent must not sample: see its log",

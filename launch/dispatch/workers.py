@@ -10,12 +10,12 @@ from actors.loop import SLICE_S
 from actors.rollout_worker import SupervisorStatus
 from contracts.rollout import WeightsLoaded
 from launch.dispatch.drafters import DrafterMessages
-from launch.dispatch.errors import WorkerStartError
 from launch.dispatch.events import WorkerUp
 from launch.dispatch.seat import Seat, SeatState, WorkerHandle, some_are, worker_name
 from launch.dispatch.seats import Seats
 from launch.dispatch.spans import WorkerSpans
 from launch.dispatch.weights import Loading
+from launch.errors import PacelineError
 
 _LEAVE_TIMEOUT_S = 5.0  # for a worker that was told to end to give its requests back
 _CLOSE_TIMEOUT_S = 15.0
@@ -117,7 +117,7 @@ class Workers:
         seat.progress_s = self._context.clock()
 
     def answered(self, seat: Seat, answer: SupervisorStatus | WeightsLoaded) -> None:
-        """Its engine is up, or holds weights. Raises StaleWeightsError."""
+        """Its engine is up, or holds weights. Raises PacelineError: other weights."""
         if isinstance(answer, WeightsLoaded):
             self.loading.answered(seat, answer)
             return
@@ -194,7 +194,7 @@ class Workers:
             case SeatState.LEAVING:
                 reason, alive, faultless = seat.reason, False, True  # whatever happens to it now
         if not (self._started or faultless):
-            raise WorkerStartError(
+            raise PacelineError(
                 f"{seat.name} did not start: {reason}",
                 remedy=f"its log has more; an engine that loads for longer needs a higher {_START_KEY}",
             )

@@ -27,10 +27,6 @@ MOVED = 1.0
 LEAST_TOKENS = 256  # of older weights, by which a worker is judged: a mean over few is that of a few surprises
 
 
-class DisagreementError(PacelineError):
-    """A rollout worker samples from another distribution than the learner holds."""
-
-
 def gap_limit(config: Config) -> float:
     """`rollout.max_logprob_gap`, or the default for the numerics of engine and learner."""
     coarse = "bfloat16" if config.learner.autocast_bf16 else config.model.dtype
@@ -47,7 +43,7 @@ def check_agreement(
     *,
     stale: bool = False,
 ) -> None:
-    """Raise DisagreementError if some worker's mean gap (`logprob_gap/worker/<name>`) exceeds the limit, or is none.
+    """Raise PacelineError if some worker's mean gap (`logprob_gap/worker/<name>`) exceeds the limit, or is none.
     `stale`: `sequences` were sampled with older weights than they are compared under."""
     limit = gap_limit(config)
     if stale and config.rollout.max_logprob_gap is None:
@@ -61,7 +57,7 @@ def check_agreement(
     wrong = {worker: gap for worker, gap in gaps.items() if not gap <= limit}
     if wrong:
         named = ", ".join(f"{worker}: {gap:.2g}" for worker, gap in sorted(wrong.items()))
-        raise DisagreementError(
+        raise PacelineError(
             f"step {step}: log-probs of the sampled tokens differ between engine and learner by more than {limit:g} "
             f"on average ({named}; workers in all: {len(gaps)})",
             remedy="one worker: its weights are stale or its hardware is faulty, see its log; all: compare dtype and "

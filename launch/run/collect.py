@@ -20,9 +20,10 @@ from launch.context import RunContext
 from launch.dispatch import DispatchStats, RolloutDispatcher
 from launch.dispatch.ledger import FailedRequest
 from launch.drafter.training import DrafterTraining
+from launch.errors import PacelineError
 from launch.fleet import Fleet
 from launch.interrupt import Interrupt
-from launch.run.episodes import EnvironmentFailuresError, Episode, EpisodeEnded, EpisodeFailed, EpisodeRunner, Episodes
+from launch.run.episodes import Episode, EpisodeEnded, EpisodeFailed, EpisodeRunner, Episodes
 from launch.run.groups import Graded, PromptGroup
 from launch.run.race import RaceUnderWay
 
@@ -239,7 +240,7 @@ class Collector:
             self._dispatcher.abort(request_ids)
 
     def answered(self, answers: Iterable[tuple[int, EnvironmentAnswer]]) -> None:
-        """Environments have. Raises EnvironmentFailuresError."""
+        """Environments have. Raises PacelineError: too many failed."""
         sampling = self._sampling
         if sampling is None or sampling.episodes is None:
             return
@@ -282,13 +283,13 @@ class Collector:
             self._give_up(sampling.race.ended(rollout))
 
     def _environment_failed(self, which: str, answer: EnvironmentAnswer) -> None:
-        """Raises EnvironmentFailuresError."""
+        """Raises PacelineError: more failed in this RL step than environment.max_failures_per_step allows."""
         self._failures.append(f"{which}: {answer.error}")
         said = self._failures[-1] if answer.trace is None else f"{self._failures[-1]}\n{answer.trace}"
         self._context.observer.event("environment_failed", said)
         assert self._player is not None
         if len(self._failures) > (most := self._player.options.max_failures_per_step):
-            raise EnvironmentFailuresError(
+            raise PacelineError(
                 f"{len(self._failures)} episodes of this step failed by their environment, "
                 f"environment.max_failures_per_step is {most}: {'; '.join(self._failures[:3])}",
                 remedy="mend the environment, or raise environment.max_failures_per_step",

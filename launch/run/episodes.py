@@ -18,13 +18,8 @@ from config.environments import EnvironmentOptions
 from contracts.environments import EnvironmentAnswer, EnvironmentCall, Messages, Said
 from contracts.rollout import FinishReason, Request, Rollout, Sampled
 from launch.batch import Batch
-from launch.errors import PacelineError
 
 _SEED_BITS = 63
-
-
-class EnvironmentFailuresError(PacelineError):
-    """More episodes of one RL step failed by their environment than environment.max_failures_per_step allows."""
 
 
 class Environments(Protocol):

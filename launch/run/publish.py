@@ -78,7 +78,8 @@ class Publisher:
 
     def publish(self, version: int, *, masters: bool = False) -> Published:
         """Returns when every worker that is up holds the learner's present weights; `masters`: in model.dtype, whatever
-        rollout.quantization says. Raises StaleWeightsError, NoWorkersError, LearnerLostError."""
+        rollout.quantization says. Raises PacelineError as RolloutDispatcher.set_weights,
+        LearnerLostError."""
         if self._way is None:
             return self._by_store(version, masters)
         return self._by_pieces(version, self._way, masters)

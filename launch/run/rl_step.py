@@ -21,17 +21,13 @@ from launch.run.skip import PASSED_OVER, next_picks, observe
 from policies.dynamic_sampling import prompts_to_sample
 
 
-class NoRolloutsError(PacelineError):
-    """Not one response of an RL step could be graded: going on would learn nothing, and say nothing."""
-
-
 def rl_step(job: Job) -> None:
     """Do the next RL step, record it, and leave its weights on every worker.
 
     With `rollout.staleness` its responses were sampled within the step before, and those of the next one are sampled
     while it is learned, with the weights that workers have: all is over when they get the new ones.
-    Raises Interrupted only before the weights change; NoRolloutsError, DisagreementError, and what the workers, the
-    reward pool and the learner raise.
+    Raises Interrupted only before the weights change; PacelineError where nothing was graded, or an engine disagrees
+    with the learner; and what the workers, the reward pool and the learner raise.
     """
     step, notes = job.steps_done + 1, StepNotes()
     if job.speculation is not None:
@@ -107,7 +103,7 @@ def sample(job: Job, step: int, *, first_id: int = 0, to_the_end: bool = False) 
     order, until `rollout.prompts_per_step` groups have signal or `objective.dynamic_sampling.max_rounds` are done.
 
     What a round asks for follows from the rewards before it, so it is the same wherever the step runs, and a step that
-    is given up leaves the prompt order of the checkpoint as it was. Raises NoRolloutsError for the first round only:
+    is given up leaves the prompt order of the checkpoint as it was. Raises PacelineError for the first round only:
     what one brings can be learned from without the next. `first_id`, `to_the_end`: see Batch, Collector.run.
     """
     wanted, objective = job.config.rollout.prompts_per_step, job.config.objective
@@ -173,13 +169,13 @@ def sample_round(
 
 
 def require_some(collected: Round, step: int) -> None:
-    """Raise NoRolloutsError if nothing was graded, with the first reason."""
+    """Raise PacelineError if nothing was graded, with the first reason."""
     if any(group.graded for group in collected.groups):
         return
     lost = [f"rollout {failure.request_id}: {failure.reason}" for failure in collected.stats.failed]
     ungraded = [f"rollout {m.rollout.request_id}: {m.grade.error}" for m in collected.members]
     first = [*lost, *ungraded][0]
-    raise NoRolloutsError(
+    raise PacelineError(
         f"step {step}: none of {collected.stats.requests} rollouts could be sampled and graded ({first})",
         remedy="all reasons are in events.jsonl; prompts longer than the engine takes: lower data.max_prompt_tokens",
     )

@@ -16,9 +16,10 @@ from benchmarks.driver_fakes import Ref, Remote, loaded
 from config.rollout import EngineOptions, RolloutOptions, WorkerCount
 from contracts.engine import Sleep
 from contracts.rollout import Slept
-from launch.dispatch import NoWorkersError, SeatState, WorkerStartError
+from launch.dispatch import SeatState
 from launch.dispatch import dispatcher as dispatcher_module
 from launch.dispatch.seat import node_lost
+from launch.errors import PacelineError
 from models.manifest import WeightsManifest
 from tests.actors.test_dispatch_fleet import Fleet, Worker
 
@@ -144,7 +145,7 @@ def test_a_worker_that_is_told_to_end_while_others_start_is_replaced(monkeypatch
             say([Leaving("its node is shut down")])
 
         script.then = [told]
-        with pytest.raises(WorkerStartError, match="rollout-0 did not start: starting took longer"):
+        with pytest.raises(PacelineError, match="rollout-0 did not start: starting took longer"):
             dispatcher.start()  # it is the other one's fault, which does not answer
         assert [worker.name for worker in script.workers] == ["rollout-0", "rollout-1", "rollout-1"]
         assert states(dispatcher)["rollout-1"] is SeatState.READY
@@ -153,7 +154,7 @@ def test_a_worker_that_is_told_to_end_while_others_start_is_replaced(monkeypatch
 def test_what_an_engine_says_while_the_run_starts_ends_it_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     script = Script({1: ActorDiedError()})
     with dispatching(script, monkeypatch) as dispatcher:
-        with pytest.raises(WorkerStartError, match="rollout-1 did not start") as raised:
+        with pytest.raises(PacelineError, match="rollout-1 did not start") as raised:
             dispatcher.start()
         assert "cluster.start_timeout_s" in (raised.value.remedy or "")
 
@@ -170,7 +171,7 @@ def test_a_worker_that_waits_for_room_uses_up_no_restart_while_another_is_up(
         for worker in script.workers[: 1 if others else 2]:
             worker.end(dead=True)
         if not others:  # somebody must end the run
-            with pytest.raises(NoWorkersError, match=r"cluster\.start_timeout_s"):
+            with pytest.raises(PacelineError, match=r"cluster\.start_timeout_s"):
                 passes(dispatcher, script, until_s=200)
             return
         passes(dispatcher, script, until_s=200)

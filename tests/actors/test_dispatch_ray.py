@@ -21,12 +21,8 @@ from actors.rollout_worker import SupervisorStatus
 from benchmarks.alone import DispatcherAlone
 from config.rollout import EngineOptions, RolloutOptions
 from contracts.rollout import FinishReason, Request, Rollout
-from launch.dispatch import (
-    NoWorkersError,
-    StaleWeightsError,
-    WorkerStartError,
-    spawner,
-)
+from launch.dispatch import spawner
+from launch.errors import PacelineError
 from models.checksum import checksum
 from models.manifest import WeightsManifest
 from tests.actors.fake_engine import FakeEngine, FakeOptions, logprob, make_request, response
@@ -361,20 +357,20 @@ def test_rejected_and_lost_too_often() -> None:
 def test_all_workers_lost_is_an_error() -> None:
     with (
         running(options(1, max_worker_restarts=1, max_retries=9), FakeOptions(poison=0)) as (dispatcher, _),
-        pytest.raises(NoWorkersError, match=r"rollout-0: .*exit code 3"),
+        pytest.raises(PacelineError, match=r"rollout-0: .*exit code 3"),
     ):
         dispatcher.run(requests(2), lambda rollout: None)
 
 
 def test_worker_that_does_not_start_gives_the_engines_reason() -> None:
     broken = FakeOptions(fail_to_start="no such model: /nowhere")
-    with pytest.raises(WorkerStartError, match="no such model: /nowhere"), running(options(1), broken):
+    with pytest.raises(PacelineError, match="no such model: /nowhere"), running(options(1), broken):
         pass
 
 
 def test_stale_weights_name_the_worker() -> None:
     fake = lambda name: FakeOptions(wrong_checksum=name == "rollout-1")  # noqa: E731
-    stale = pytest.raises(StaleWeightsError, match="rollout-1 holds weights version 2 with checksum")
+    stale = pytest.raises(PacelineError, match="rollout-1 holds weights version 2 with checksum")
     with running(options(2), fake) as (dispatcher, _), stale:
         dispatcher.set_weights(*weights(2))
 

@@ -9,7 +9,8 @@ import pytest
 from config.formats import FORMATS
 from contracts.training import TrainSequence
 from launch.config import Config, load_config
-from launch.run.agreement import DEFAULT_LIMITS, LOW_BIT_LIMITS, DisagreementError, check_agreement, gap_limit
+from launch.errors import PacelineError
+from launch.run.agreement import DEFAULT_LIMITS, LOW_BIT_LIMITS, check_agreement, gap_limit
 
 Write = Callable[..., Path]
 
@@ -21,7 +22,7 @@ def config(write_config: Write, *overrides: str) -> Config:
 @pytest.mark.parametrize("bad", [2e-3, float("inf"), float("nan")])
 def test_only_the_worker_that_disagrees_is_named(write_config: Write, bad: float) -> None:
     gaps = {"logprob_gap/worker/rollout-0": 1e-7, "logprob_gap/worker/rollout-2": bad, "logprob_gap/max": 9.0}
-    with pytest.raises(DisagreementError, match="step 7") as caught:
+    with pytest.raises(PacelineError, match="step 7") as caught:
         check_agreement(config(write_config), 7, gaps)
     assert "rollout-2" in caught.value.message
     assert "rollout-0" not in caught.value.message
@@ -50,11 +51,11 @@ def test_responses_of_older_weights_are_granted_the_policys_own_movement(write_c
     usual = config(write_config)
     moved = {"logprob_gap/worker/rollout-0": 0.1, "logprob_gap/worker/rollout-1": 2.0}
     check_agreement(usual, 2, moved, drawn, stale=True)
-    with pytest.raises(DisagreementError, match=r"rollout-0: 0\.1, rollout-1: 2"):
+    with pytest.raises(PacelineError, match=r"rollout-0: 0\.1, rollout-1: 2"):
         check_agreement(usual, 2, moved, drawn)
-    with pytest.raises(DisagreementError, match="rollout-0: 3"):
+    with pytest.raises(PacelineError, match="rollout-0: 3"):
         check_agreement(usual, 2, {**moved, "logprob_gap/worker/rollout-0": 3.0}, drawn, stale=True)
-    with pytest.raises(DisagreementError, match=r"rollout-0: 0\.1"):
+    with pytest.raises(PacelineError, match=r"rollout-0: 0\.1"):
         check_agreement(config(write_config, "rollout.max_logprob_gap=0.05"), 2, moved, drawn, stale=True)
 
 

@@ -13,10 +13,11 @@ from config.rollout import PartialOptions
 from contracts.rollout import SamplingParams
 from launch.batch import Batch
 from launch.dispatch.ledger import FailedRequest
+from launch.errors import PacelineError
 from launch.interrupt import Interrupted
 from launch.run.collect import Round
 from launch.run.record import refill_metrics
-from launch.run.rl_step import NoRolloutsError, sample
+from launch.run.rl_step import sample
 from launch.run.token_budget import BudgetPlan
 from policies.lengths import LengthModel
 from tests.launch.graded import group_of, prompt_of, stats_of
@@ -144,7 +145,7 @@ def test_a_first_round_without_any_grade_raises_and_a_later_one_does_not() -> No
     lost = stats_of(1, FailedRequest(0, "lost"))
     empty = Round(groups=[group_of([])], stats=lost, rollout_s=1.0, reward_wait_s=0.0)
     world.run = lambda *_, **__: empty  # type: ignore[method-assign]
-    with pytest.raises(NoRolloutsError, match="rollout 0: lost"):
+    with pytest.raises(PacelineError, match="rollout 0: lost"):
         sample(world.job, 1)
     first = set(order(WANTED))
     later = World(lambda prompt: [1.0, 1.0] if prompt in first else [], 3)

@@ -16,7 +16,8 @@ import ray
 from ray._private.utils import validate_socket_filepath
 
 from launch.cluster import session as ray_sessions
-from launch.cluster.session import RaySessionError, check_reachable, ray_session
+from launch.cluster.session import check_reachable, ray_session
+from launch.errors import PacelineError
 
 ROOT = Path(__file__).parents[2]
 
@@ -36,7 +37,7 @@ def free_port() -> int:
     ],
 )
 def test_bad_address_is_an_error_at_once(address: str, match: str) -> None:
-    with pytest.raises(RaySessionError) as error:
+    with pytest.raises(PacelineError) as error:
         check_reachable(address.format(port=free_port()), timeout_s=2.0)
     assert match in f"{error.value.message} {error.value.remedy}"
 
@@ -62,7 +63,7 @@ def test_another_server_is_no_cluster_and_ray_is_not_asked(kind: str, monkeypatc
     monkeypatch.setattr(ray, "init", lambda **arguments: pytest.fail("asked"))
     with (
         listener(kind) as port,
-        pytest.raises(RaySessionError, match=f"listens at 127.0.0.1:{port}, but .* not answered as Ray's GCS") as error,
+        pytest.raises(PacelineError, match=f"listens at 127.0.0.1:{port}, but .* not answered as Ray's GCS") as error,
         ray_session(address=f"127.0.0.1:{port}", connect_timeout_s=1.0),
     ):
         pass
@@ -77,7 +78,7 @@ def started(**arguments: object) -> None:
     raise Started
 
 
-def starts_of(error: Exception, monkeypatch: pytest.MonkeyPatch, root: Path) -> tuple[int, RaySessionError]:
+def starts_of(error: Exception, monkeypatch: pytest.MonkeyPatch, root: Path) -> tuple[int, PacelineError]:
     """How often a head is started that always fails with `error`, and what is said."""
     starts = []
 
@@ -87,7 +88,7 @@ def starts_of(error: Exception, monkeypatch: pytest.MonkeyPatch, root: Path) -> 
 
     monkeypatch.setattr(ray, "init", init)
     monkeypatch.setattr(ray, "shutdown", lambda: None)
-    with pytest.raises(RaySessionError) as told:
+    with pytest.raises(PacelineError) as told:
         ray_sessions._start_head({}, root)
     return len(starts), told.value
 
@@ -114,7 +115,7 @@ def test_too_few_addresses_are_named_before_ray_is_started(
     monkeypatch.setattr(ray, "init", started)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     with (
-        pytest.raises(Started if enough else RaySessionError, match=r"^$" if enough else r"ulimit -v"),
+        pytest.raises(Started if enough else PacelineError, match=r"^$" if enough else r"ulimit -v"),
         ray_session(object_store_bytes=7 * 2**30),
     ):
         pass
@@ -137,7 +138,7 @@ def test_a_head_that_does_not_start_in_time_is_tried_once_more(
     if failures < starts:
         ray_sessions._start_head({}, tmp_path)
     else:
-        with pytest.raises(RaySessionError, match="did not start, twice: The current node timed out") as error:
+        with pytest.raises(PacelineError, match="did not start, twice: The current node timed out") as error:
             ray_sessions._start_head({}, tmp_path)
         assert "see the newest logs" in str(error.value.remedy)
     assert calls == ["local"] * starts
@@ -150,7 +151,7 @@ def test_whatever_ray_raises_when_attaching_is_an_expected_error(monkeypatch: py
     monkeypatch.setattr(ray, "init", init)
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray_sessions, "check_reachable", lambda address, timeout_s: None)
-    with pytest.raises(RaySessionError, match="Ray at 'h:1' cannot be used"), ray_session(address="h:1"):
+    with pytest.raises(PacelineError, match="Ray at 'h:1' cannot be used"), ray_session(address="h:1"):
         pass
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from launch.run_folder import RunInUseError, claim, set_aside
+from launch.errors import PacelineError
+from launch.run_folder import claim, set_aside
 
 HOLD = """
 import sys
@@ -36,14 +37,14 @@ def test_a_run_in_use_names_its_process_and_is_free_after_sigkill(tmp_path: Path
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=root) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"held\n"
-        with pytest.raises(RunInUseError, match=f"in use by process {holder.pid} ") as caught, claim(run):
+        with pytest.raises(PacelineError, match=f"in use by process {holder.pid} ") as caught, claim(run):
             pass
         assert "run.name" in str(caught.value.remedy)
         with claim(tmp_path / "runs/other"):
             pass
         os.kill(holder.pid, signal.SIGKILL)
         holder.wait(10)
-        with claim(run), pytest.raises(RunInUseError, match=f"process {os.getpid()} "), claim(run):
+        with claim(run), pytest.raises(PacelineError, match=f"process {os.getpid()} "), claim(run):
             pass
         with claim(run):
             pass

@@ -11,7 +11,7 @@ import pytest
 from actors.training.checkpoint import CheckpointError
 from actors.training.errors import LearnerLostError
 from launch.config import Config, load_config
-from launch.dispatch import NoWorkersError
+from launch.errors import PacelineError
 from launch.interrupt import Interrupt, Interrupted
 from launch.run import checkpoints, train
 from launch.run.checkpoints import DRAFTERS_DIR
@@ -166,7 +166,7 @@ def test_interrupted_anywhere_and_resumed_owes_nothing(
 
 
 def test_a_complete_step_whose_weights_reach_nobody_is_saved(stage: Stage) -> None:
-    assert stage.fails("published 1", NoWorkersError("none is left"))[-1] == "save 1"
+    assert stage.fails("published 1", PacelineError("none is left"))[-1] == "save 1"
 
 
 def test_a_learner_in_between_or_lost_is_not_saved(stage: Stage) -> None:

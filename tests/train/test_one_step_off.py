@@ -14,6 +14,7 @@ from actors.training.checkpoint import CheckpointError, checkpoints
 from actors.training.errors import NonFiniteError
 from launch import local
 from launch.config import load_config
+from launch.errors import PacelineError
 from launch.interrupt import Interrupt, Interrupted
 from launch.local import RunRecord
 from launch.run import ahead, rl_step
@@ -125,12 +126,12 @@ def test_a_failure_while_the_next_step_is_sampled_goes_back_to_the_step_before(
 
     def sample(job: Any, step: int, **options: Any) -> Any:
         if step == 4:  # while step 3 is learned
-            raise rl_step.NoRolloutsError("none")
+            raise PacelineError("none")
         return original(job, step, **options)
 
     with monkeypatch.context() as patch:
         patch.setattr(rl_step, "sample", sample)
-        with pytest.raises(rl_step.NoRolloutsError):
+        with pytest.raises(PacelineError):
             stale("sampling")
     nan = NonFiniteError("loss nan")
     with monkeypatch.context() as patch:

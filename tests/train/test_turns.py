@@ -7,7 +7,7 @@ import pytest
 import ray
 
 from contracts.rollout import Request
-from launch.run.episodes import EnvironmentFailuresError
+from launch.errors import PacelineError
 from tests.train.conftest import SHARP, Runs
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -91,5 +91,5 @@ def test_an_episode_that_used_up_its_turns_was_not_cut_and_is_learned_from(runs:
 
 def test_a_failure_names_the_record_of_its_episode(runs: Runs) -> None:
     failing = environment()[0].replace("Replying", "Counting").replace("}}", '}, "max_failures_per_step": 0}')
-    with pytest.raises(EnvironmentFailuresError, match=r"rollout \d+ \(\S+eval.jsonl, line \d+\): KeyError: 'x'"):
+    with pytest.raises(PacelineError, match=r"rollout \d+ \(\S+eval.jsonl, line \d+\): KeyError: 'x'"):
         runs.alone(*SHORT, failing, "reward.terms=[{kind: environment}]")

@@ -15,9 +15,9 @@ from contracts.rewards import Grade
 from contracts.rollout import SamplingParams
 from contracts.spot import Checkpointed, TrainStopped
 from launch.batch import Batch, Pick
-from launch.dispatch import NoWorkersError
 from launch.drafter.actors import reachable_options
 from launch.drafter.training import DrafterTraining, Moment, drafter_training
+from launch.errors import PacelineError
 from launch.observe import Observer, Span
 from launch.run.collect import Collector
 from tests.context import run_context
@@ -87,7 +87,7 @@ class Workers(Dispatcher):
     def wait(self, until: Any) -> None:
         self.collector.ended(rollout(0))
         if self.fail:
-            raise NoWorkersError("none is left")
+            raise PacelineError("none is left")
         self.done = True
 
     def end(self, *, abort: bool) -> Any:
@@ -115,7 +115,7 @@ def test_spare_time_begins_with_decoding_and_ends_with_the_rollout(
     collector = Collector(run_context(), cast(Any, workers), rewards, tokenizer, drafter=drafter)
     workers.collector = collector
     batch = Batch([Pick(0, prompt_of(0))], [1], SamplingParams(4), seed=0, expected_tokens=[1.0])
-    with contextlib.suppress(NoWorkersError):
+    with contextlib.suppress(PacelineError):
         collector.run(batch, "rollout", step=4, spare=True)
     begun = [(4, True)]
     graded = [begun + ([4] if layout == "embedded" else [])]
