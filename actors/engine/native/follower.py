@@ -14,21 +14,20 @@ from actors.engine.native.ranks.orders import (
     BeginPieces,
     CopyBlocks,
     EndPieces,
-    Failed,
     LoadWeights,
     Move,
     Obeyed,
     Order,
     RankStart,
     Resize,
-    SleepRank,
     Step,
     TakePiece,
-    WakeRank,
 )
 from actors.processes.child import hear, run_child
 from actors.processes.link import Close, Link
 from config.model import batch_invariance
+from contracts.engine import Sleep, Wake
+from contracts.rollout import EngineFailed
 from drafter.build import history_tokens
 from models.checkpoint import load_packed
 from models.device import choose_device
@@ -37,7 +36,7 @@ from models.tensor_parallel import PartScatter, load_rank
 
 
 def main() -> None:
-    run_child(serve, Failed)
+    run_child(serve, EngineFailed)
 
 
 def serve(link: Link) -> None:
@@ -114,10 +113,10 @@ class Follower:
             case EndPieces():
                 self._runner.weights_changed()
                 return Obeyed()
-            case SleepRank():
+            case Sleep():
                 self._runner.sleep()
                 return Obeyed()
-            case WakeRank():
+            case Wake():
                 self._runner.wake()
                 return Obeyed()
             case _:

@@ -27,7 +27,8 @@ from actors.engine.native.forward.kv_memory import kv_memory
 from actors.engine.native.forward.layout import RESERVED_BLOCKS
 from actors.engine.native.forward.packed_weights import pack_weights
 from actors.engine.native.ranks.leader import Followers
-from actors.engine.native.ranks.orders import CopyBlocks, Move, Order, Resize, SleepRank, Step, WakeRank
+from actors.engine.native.ranks.orders import CopyBlocks, Move, Order, Resize, Step
+from contracts.engine import Sleep, Wake
 from drafter.protocol import GraphCapture, TargetPasses
 from models import ops
 from models.tensor_parallel import RankGroupError
@@ -125,7 +126,7 @@ class ModelRunner:
         if self._awake:
             self._awake = False
             if self._followers is not None:
-                self._followers.ask(SleepRank())
+                self._followers.ask(Sleep())
             self._cache.sleep()
 
     def wake(self) -> None:
@@ -133,7 +134,7 @@ class ModelRunner:
         if not self._awake:
             self._awake = True
             if self._followers is not None:
-                self._followers.ask(WakeRank())
+                self._followers.ask(Wake())
             if not self._cache.wake() and self._device_steps is not None and self._device_chains is not None:
                 self._device_chains.forget()
                 self._device_steps.moved()

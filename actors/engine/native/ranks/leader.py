@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from actors.engine.native.ranks.join import device_environment, join_ranks, open_store
-from actors.engine.native.ranks.orders import BeginPieces, Failed, LoadWeights, Obeyed, Order, RankStart, TakePiece
+from actors.engine.native.ranks.orders import BeginPieces, LoadWeights, Obeyed, Order, RankStart, TakePiece
 from actors.engine.wire import Start
 from actors.processes.parent import ChildProcess
+from contracts.rollout import EngineFailed
 from models.checkpoint import load_packed
 from models.manifest import TensorSpec, WeightsManifest
 from models.tensor_parallel import PartScatter, RankGroup, RankGroupError, RankTransformer, check_whole, parts_of
@@ -118,7 +119,7 @@ class Followers:
             while not self._closing:
                 for message in child.poll(_POLL_S):
                     for answer in message:
-                        if isinstance(answer, Failed):
+                        if isinstance(answer, EngineFailed):
                             self._lose(f"{child.name} (process {child.pid}): {answer.reason}")
                         else:
                             answers.put(answer)

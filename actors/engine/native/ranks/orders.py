@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from actors.engine.batch.step.types import Int64Array, StepRows
 from actors.engine.wire import Start
+from contracts.engine import Sleep, Wake
 from models.manifest import TensorSpec, WeightsManifest
 
 
@@ -57,16 +58,6 @@ class LoadWeights:
 
 
 @dataclass(frozen=True, slots=True)
-class SleepRank:
-    """Release the KV cache's memory. Answered."""
-
-
-@dataclass(frozen=True, slots=True)
-class WakeRank:
-    """Take it back. Answered."""
-
-
-@dataclass(frozen=True, slots=True)
 class BeginPieces:
     """New weights come in pieces of a buffer that these describe."""
 
@@ -85,16 +76,9 @@ class EndPieces:
     """All have come. Answered."""
 
 
-Order = Step | CopyBlocks | Move | Resize | LoadWeights | BeginPieces | TakePiece | EndPieces | SleepRank | WakeRank
+Order = Step | CopyBlocks | Move | Resize | LoadWeights | BeginPieces | TakePiece | EndPieces | Sleep | Wake
 
 
 @dataclass(frozen=True, slots=True)
 class Obeyed:
     """The follower is up, or has done what is answered."""
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """The follower ends; why."""
-
-    reason: str
