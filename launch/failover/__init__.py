@@ -4,10 +4,7 @@ from launch.failover.kept import KeptSteps
 from launch.failover.learner import (
     FailoverLearner,
     LearnerEvent,
-    LearnerStarted,
-    LearnerStarts,
-    LearnerWaits,
-    UpdatesRepeat,
+    LearnerNews,
     WeightsRenewed,
 )
 
@@ -15,9 +12,6 @@ __all__ = [
     "FailoverLearner",
     "KeptSteps",
     "LearnerEvent",
-    "LearnerStarted",
-    "LearnerStarts",
-    "LearnerWaits",
-    "UpdatesRepeat",
+    "LearnerNews",
     "WeightsRenewed",
 ]

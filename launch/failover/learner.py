@@ -10,6 +10,7 @@ device) would be raised again, and is passed on.
 import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
@@ -44,24 +45,13 @@ class _Published:
     updates: int  # that had been done
 
 
-@dataclass(frozen=True, slots=True)
-class LearnerStarts:
-    """It needs its places: nobody else asks for any until LearnerStarted."""
+class LearnerNews(Enum):
+    """What becomes of the group of ranks."""
 
-
-@dataclass(frozen=True, slots=True)
-class LearnerStarted:
-    """Or not."""
-
-
-@dataclass(frozen=True, slots=True)
-class LearnerWaits:
-    """There is no room for it: somebody else gives up a place."""
-
-
-@dataclass(frozen=True, slots=True)
-class UpdatesRepeat:
-    """Engines are to be off the devices that updates are repeated on."""
+    STARTS = auto()  # it needs its places: nobody else asks for any until STARTED
+    STARTED = auto()  # or not
+    WAITS = auto()  # there is no room for it: somebody else gives up a place
+    REPEATS = auto()  # updates are done again: engines are to be off the devices that they are repeated on
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +62,7 @@ class WeightsRenewed:
     ref: "ray.ObjectRef[Any]"
 
 
-LearnerEvent = LearnerStarts | LearnerStarted | LearnerWaits | UpdatesRepeat | WeightsRenewed
+LearnerEvent = LearnerNews | WeightsRenewed
 
 
 class _Step:
@@ -96,8 +86,7 @@ class FailoverLearner:
     """For the driver's thread. Construct, `start` the group, then use it as one. Before that there is none."""
 
     def __init__(self, starter: LearnerStarter, kept: KeptSteps, context: RunContext) -> None:
-        """The loop is told LearnerStarts and LearnerStarted around every start, LearnerWaits while its places are not
-        there, UpdatesRepeat before updates are done again, and WeightsRenewed."""
+        """The loop is told the LearnerNews and WeightsRenewed."""
         self._starter, self._kept, self._context, self._observer = starter, kept, context, context.observer
         self._max_restarts = context.config.learner.max_restarts
         self._told = ""  # that was missing
@@ -422,12 +411,12 @@ class FailoverLearner:
     def _start(self) -> LearnerGroup:
         self._told = ""
         loop = self._context.loop
-        loop.tell(LearnerStarts())
+        loop.tell(LearnerNews.STARTS)
         loop.turn()
         try:
             return self._starter.start()
         finally:
-            loop.tell(LearnerStarted())
+            loop.tell(LearnerNews.STARTED)
 
     def awaited(self, waited_s: float) -> None:
         """Ranks are to come up. Raises Interrupted."""
@@ -437,7 +426,7 @@ class FailoverLearner:
             if missing != self._told:
                 self._told = missing
                 self._observer.event("learner_waits", f"for room: {missing}")
-            self._context.loop.tell(LearnerWaits())
+            self._context.loop.tell(LearnerNews.WAITS)
 
     def _restore(self, group: LearnerGroup) -> None:
         if self._phase is not None:
@@ -446,7 +435,7 @@ class FailoverLearner:
             _require_undamaged(self._base)
             group.load(self._base)
         if len(self._kept):
-            self._context.loop.tell(UpdatesRepeat())
+            self._context.loop.tell(LearnerNews.REPEATS)
             self._context.loop.turn()
         differs = ""
         for number, kept in enumerate(self._kept):

@@ -28,10 +28,7 @@ from launch.dispatch import (
 )
 from launch.failover import (
     LearnerEvent,
-    LearnerStarted,
-    LearnerStarts,
-    LearnerWaits,
-    UpdatesRepeat,
+    LearnerNews,
     WeightsRenewed,
 )
 from launch.fleet import Fleet
@@ -133,13 +130,13 @@ class Reactions:
             # What the learner needs.
             case RanksAwaited(waited_s):
                 job.learner.awaited(waited_s)
-            case LearnerStarts():
+            case LearnerNews.STARTS:
                 self._fleet.hold_back(True)
-            case LearnerStarted():
+            case LearnerNews.STARTED:
                 self._fleet.hold_back(False)
-            case LearnerWaits():
+            case LearnerNews.WAITS:
                 self._fleet.make_way()
-            case UpdatesRepeat():
+            case LearnerNews.REPEATS:
                 job.memory.learn()
             case WeightsRenewed(manifest, ref):
                 dispatcher.renew_weights(manifest, ref)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from actors.learner_group import RanksAwaited
 from actors.training.checkpoint import CheckpointError
 from actors.training.errors import LearnerLostError, NonFiniteError
-from launch.failover import LearnerStarted, LearnerStarts, LearnerWaits, WeightsRenewed
+from launch.failover import LearnerNews, WeightsRenewed
 from launch.interrupt import Interrupt, Interrupted
 from models.durable import seal
 from tests.launch.failover_world import CALLS, UNDISTURBED, Group, World, made, outcome, sequences
@@ -184,8 +184,8 @@ def test_a_group_that_is_made_again_waits_for_its_places_with_nobody_beside_it(t
     held: list[bool] = []
 
     def hold_back(event: Any) -> None:
-        if isinstance(event, LearnerStarts | LearnerStarted):
-            held.append(isinstance(event, LearnerStarts))
+        if event in (LearnerNews.STARTS, LearnerNews.STARTED):
+            held.append(event is LearnerNews.STARTS)
             waiting_too[0] = not held[-1]
 
     world.start, world.reacts = start, hold_back
@@ -218,9 +218,7 @@ def test_a_run_that_is_asked_to_stop_does_not_wait_for_a_place(tmp_path: Path) -
     with pytest.raises(Interrupted):
         learner.train_step(sequences(1), 1)
     assert learner.lost
-    assert sum(isinstance(event, LearnerWaits) for event in world.heard) == 10, (
-        "while room is missing, from the tenth second on"
-    )
+    assert world.heard.count(LearnerNews.WAITS) == 10, "while room is missing, from the tenth second on"
     assert [event for event in events if event.startswith("learner_waits")] == ["learner_waits: for room: CPU"]
 
 
