@@ -166,7 +166,8 @@ class Scatter:
 
     def __init__(self, specs: Sequence[TensorSpec], targets: Mapping[str, Tensor]) -> None:
         """`targets` by name: contiguous, of the shapes and dtypes of `specs`. Raises ValueError for others."""
-        self._parts: list[tuple[int, int, Tensor]] = []
+        self._flat: list[Tensor] = []
+        self._spans: list[tuple[int, int]] = []  # of the buffer, one behind the other
         for spec in specs:
             target = targets[spec.name]
             if DTYPE_NAMES.get(target.dtype) != spec.dtype or tuple(target.shape) != spec.shape:
@@ -174,19 +175,30 @@ class Scatter:
             if not target.is_contiguous():
                 raise ValueError(f"{spec.name} is not in one piece here")
             flat = target.detach().reshape(-1).view(torch.uint8)
-            self._parts.append((spec.offset_bytes, spec.offset_bytes + flat.numel(), flat))
+            self._flat.append(flat)
+            self._spans.append((spec.offset_bytes, spec.offset_bytes + flat.numel()))
         self._next, self._at = 0, 0
 
+    @torch.no_grad()
     def take(self, piece: Tensor) -> None:
         """The next piece. On CUDA it may be written again once the current stream has come so far."""
         start, self._at = self._at, self._at + piece.numel()
-        while self._next < len(self._parts):
-            begin, end, flat = self._parts[self._next]
+        while self._next < len(self._spans):
+            begin, end = self._spans[self._next]
             if begin >= self._at:
                 break
             low, high = max(begin, start), min(end, self._at)
             if high > low:
-                flat[low - begin : high - begin].copy_(piece[low - start : high - start], non_blocking=True)
+                into = self._bytes(self._next, piece.device)[low - begin : high - begin]
+                into.copy_(piece[low - start : high - start], non_blocking=True)
             if end > self._at:
                 break
+            self._whole(self._next)
             self._next += 1
+
+    def _bytes(self, number: int, device: torch.device) -> Tensor:
+        """Where those of a tensor go."""
+        return self._flat[number]
+
+    def _whole(self, number: int) -> None:
+        """All bytes of a tensor have come."""

@@ -24,6 +24,7 @@ from models.config import ModelConfig, ModelConfigError, ranks_fault, read_confi
 from models.directory import SafetensorsDirectory
 from models.dtypes import DTYPES
 from models.manifest import TensorSpec
+from models.pieces import Scatter
 from models.transformer import Block, Projection, Transformer
 
 _KEYS = ("k_proj", "v_proj")
@@ -179,11 +180,12 @@ def parts_of(tensors: Mapping[str, Tensor], whole: ModelConfig, rank: int, ranks
     return {name: part_of(name, tensor, whole, rank, ranks) for name, tensor in tensors.items()}
 
 
-class PartScatter:
+class PartScatter(Scatter):
     """Pieces of a flat buffer of the whole model into one rank's parts, in place: each tensor is whole for a moment."""
 
     def __init__(self, specs: Sequence[TensorSpec], model: RankTransformer) -> None:
         """Raises ValueError for tensors that are not those of the model."""
+        super().__init__((), {})
         self._model, self._targets = model, hf_targets(model)
         self._specs = [spec for spec in specs if spec.name in self._targets]
         if missing := sorted(self._targets.keys() - {spec.name for spec in specs}):
@@ -193,32 +195,26 @@ class PartScatter:
             part = self._part(spec, torch.empty(spec.shape, dtype=DTYPES[spec.dtype], device="meta"))
             if target.dtype != part.dtype or target.shape != part.shape:
                 raise ValueError(f"{spec.name} is {target.dtype} {list(target.shape)} of a rank here, {spec} comes")
-        self._next, self._at = 0, 0
-        self._whole: Tensor | None = None  # of the next tensor, bytes
+            size = math.prod(spec.shape) * DTYPES[spec.dtype].itemsize
+            self._spans.append((spec.offset_bytes, spec.offset_bytes + size))
+        self._held: Tensor | None = None  # bytes of the next tensor
 
     def _part(self, spec: TensorSpec, tensor: Tensor) -> Tensor:
         model = self._model
         return part_of(spec.name, tensor, model.whole, model.group.rank, model.group.size)
 
-    @torch.no_grad()
-    def take(self, piece: Tensor) -> None:
-        """The next piece, on the model's device. On CUDA it may be written again once the stream has come so far."""
-        start, self._at = self._at, self._at + piece.numel()
-        while self._next < len(self._specs):
-            spec = self._specs[self._next]
-            dtype = DTYPES[spec.dtype]
-            begin, size = spec.offset_bytes, math.prod(spec.shape) * dtype.itemsize
-            if begin >= self._at:
-                break
-            if self._whole is None:
-                self._whole = torch.empty(size, dtype=torch.uint8, device=piece.device)
-            low, high = max(begin, start), min(begin + size, self._at)
-            if high > low:
-                self._whole[low - begin : high - begin].copy_(piece[low - start : high - start], non_blocking=True)
-            if begin + size > self._at:
-                break
-            self._targets[spec.name].copy_(self._part(spec, self._whole.view(dtype).view(spec.shape)))
-            self._next, self._whole = self._next + 1, None
+    def _bytes(self, number: int, device: torch.device) -> Tensor:
+        if self._held is None:
+            begin, end = self._spans[number]
+            self._held = torch.empty(end - begin, dtype=torch.uint8, device=device)
+        return self._held
+
+    def _whole(self, number: int) -> None:
+        spec = self._specs[number]
+        target = self._targets[spec.name]
+        held = self._bytes(number, target.device)
+        target.copy_(self._part(spec, held.view(DTYPES[spec.dtype]).view(spec.shape)))
+        self._held = None
 
 
 def check_whole(whole: ModelConfig, given: Mapping[str, Tensor]) -> None:
