@@ -6,20 +6,20 @@ import json
 import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import yaml
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
-from pydantic import ValidationError
 
 from launch.config import Issue
 from launch.errors import UsageError
-from launch.manifests.kuberay import KINDS, RayClusterSpec, RayJob
 
 # Of Ray's launcher, those of which Paceline hears the spot notices come first.
 PROVIDERS = ("aws", "gcp", "azure", "aliyun", "external", "local", "vsphere")
+_KINDS = ("RayCluster", "RayJob")
 _PINNED = re.compile(r"\bray(?:\[[^\]]*\])?\s*((?:[=~!<>]=|[<>])\s*[0-9][0-9a-z.*,=~!<> ]*)")
 _IMAGE = re.compile(r"(?:^|/)ray(?:-ml|-llm)?:([0-9]+(?:\.[0-9]+)+)")  # of Ray's own images
 
@@ -54,56 +54,59 @@ def _kuberay(document: Mapping[str, Any]) -> Iterator[Issue]:
     if not str(document["apiVersion"]).startswith("ray.io/"):
         return  # a claim, a secret: whoever takes it checks it
     kind = document.get("kind")
-    if kind not in KINDS:
-        yield Issue("kind", f"{kind} is not checked here", remedy=f"one of: {', '.join(KINDS)}")
+    if kind not in _KINDS:
+        yield Issue("kind", f"{kind} is not checked here", remedy=f"one of: {', '.join(_KINDS)}")
         return
-    try:
-        manifest = KINDS[str(kind)].model_validate(dict(document))
-    except ValidationError as error:
-        yield from (_fault(each) for each in error.errors())
+    faults = list(_of_schema({**_schema(), "$ref": f"#/$defs/{kind}"}, document))
+    if faults:
+        yield from faults
         return
-    if isinstance(manifest, RayJob):
-        cluster, key = manifest.spec.ray_cluster_spec, "spec.rayClusterSpec"
-    else:
-        cluster, key = manifest.spec, "spec"
-    if cluster is not None:
-        yield from _ray_cluster(cluster, key)
+    spec, key = document["spec"], "spec"
+    if kind == "RayJob":
+        spec, key = spec.get("rayClusterSpec"), "spec.rayClusterSpec"
+    if spec is not None:
+        yield from _ray_cluster(spec, key)
 
 
-def _ray_cluster(cluster: RayClusterSpec, key: str) -> Iterator[Issue]:
-    installed = version("ray")
-    if cluster.ray_version != installed:
+@cache
+def _schema() -> dict[str, Any]:
+    schema: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("kuberay.yaml").read_text(encoding="utf-8"))
+    return schema
+
+
+def _ray_cluster(cluster: Mapping[str, Any], key: str) -> Iterator[Issue]:
+    installed, given = version("ray"), cluster.get("rayVersion")
+    if given != installed:
         yield Issue(
             f"{key}.rayVersion",
-            f"{cluster.ray_version or 'missing'}, but the Ray that is installed here is {installed}",
+            f"{given or 'missing'}, but the Ray that is installed here is {installed}",
             remedy=f"set rayVersion: {installed} and build the image from this checkout, or install that Ray here",
         )
-    if cluster.auth_options is None or cluster.auth_options.mode != "token":
+    if cluster.get("authOptions") is None or cluster["authOptions"].get("mode", "token") != "token":
         yield Issue(
             f"{key}.authOptions",
             "without a token whoever reaches the head's ports can run code in the pods",
             remedy="set authOptions: {mode: token} (KubeRay 1.5.1 or later)",
         )
-    for number, group in enumerate(cluster.worker_group_specs):
-        where = f"{key}.workerGroupSpecs.{number}"
-        if group.max_replicas < group.min_replicas:
-            yield Issue(f"{where}.maxReplicas", f"{group.max_replicas} is less than minReplicas = {group.min_replicas}")
-        elif group.replicas is not None and not group.min_replicas <= group.replicas <= group.max_replicas:
-            yield Issue(
-                f"{where}.replicas",
-                f"{group.replicas} is not between minReplicas = {group.min_replicas} and maxReplicas = "
-                f"{group.max_replicas}",
-            )
-        if group.min_replicas < group.max_replicas and not cluster.enable_in_tree_autoscaling:
+    groups = cluster.get("workerGroupSpecs", [])
+    for number, group in enumerate(groups):
+        where, least, most = f"{key}.workerGroupSpecs.{number}", group["minReplicas"], group["maxReplicas"]
+        replicas = group.get("replicas")
+        if most < least:
+            yield Issue(f"{where}.maxReplicas", f"{most} is less than minReplicas = {least}")
+        elif replicas is not None and not least <= replicas <= most:
+            message = f"{replicas} is not between minReplicas = {least} and maxReplicas = {most}"
+            yield Issue(f"{where}.replicas", message)
+        if least < most and not cluster.get("enableInTreeAutoscaling"):
             yield Issue(
                 f"{where}.maxReplicas",
-                f"{group.min_replicas} to {group.max_replicas} pods of group {group.group_name}, but nobody scales it",
+                f"{least} to {most} pods of group {group['groupName']}, but nobody scales it",
                 remedy=f"set {key}.enableInTreeAutoscaling: true, or equal numbers",
             )
-    for pod in (cluster.head_group_spec.template.spec, *(group.template.spec for group in cluster.worker_group_specs)):
-        for container in pod.containers:
-            yield from _image(f"{key} ({container.name}).image", container.image)
-    names = [group.group_name for group in cluster.worker_group_specs]
+    for group in (cluster["headGroupSpec"], *groups):
+        for container in group["template"]["spec"]["containers"]:
+            yield from _image(f"{key} ({container['name']}).image", container["image"])
+    names = [group["groupName"] for group in groups]
     for name in sorted({name for name in names if names.count(name) > 1}):
         yield Issue(f"{key}.workerGroupSpecs", f"there are {names.count(name)} groups of the name {name}")
 
@@ -119,13 +122,26 @@ def _image(key: str, image: object) -> Iterator[Issue]:
         )
 
 
-def _fault(error: Any) -> Issue:
-    key = ".".join(map(str, error["loc"]))
-    if error["type"] == "extra_forbidden":
-        return Issue(
-            key, "KubeRay has no such field here (of its API up to 1.6)", remedy="an API server drops it silently"
-        )
-    return Issue(key, error["msg"])
+def _of_schema(schema: Mapping[str, Any], document: Mapping[str, Any]) -> Iterator[Issue]:
+    """What JSON schema draft 2020-12 refuses: unknown and missing fields by their own keys."""
+    import jsonschema
+
+    for fault in jsonschema.Draft202012Validator(schema).iter_errors(document):
+        key = ".".join(map(str, fault.absolute_path))
+        match fault.validator:
+            case "additionalProperties":
+                for name in sorted(fault.instance.keys() - fault.schema["properties"].keys()):
+                    yield Issue(
+                        f"{key}.{name}".lstrip("."),
+                        "KubeRay has no such field here (of its API up to 1.6)",
+                        remedy="an API server drops it silently",
+                    )
+            case "required":
+                for name in fault.validator_value:
+                    if name not in fault.instance:
+                        yield Issue(f"{key}.{name}".lstrip("."), "is required")
+            case _:
+                yield Issue(key, fault.message)
 
 
 def _launcher(document: Mapping[str, Any]) -> Iterator[Issue]:

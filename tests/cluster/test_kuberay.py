@@ -77,9 +77,9 @@ def pod(manifest: Manifest) -> Manifest:
         (lambda m: cluster_of(m).update(rayVersion="2.59.0"), "rayVersion", f"installed here is {version('ray')}"),
         (lambda m: cluster_of(m).pop("rayVersion"), "rayVersion", "missing"),
         (lambda m: cluster_of(m).pop("authOptions"), "authOptions", "without a token"),
-        (lambda m: cluster_of(m)["authOptions"].update(mode="tokens"), "authOptions.mode", "'disabled' or 'token'"),
+        (lambda m: cluster_of(m)["authOptions"].update(mode="tokens"), "authOptions.mode", "['disabled', 'token']"),
         (lambda m: cluster_of(m).update(enableInTreeAutoscaling=False), "maxReplicas", "nobody scales it"),
-        (lambda m: cluster_of(m)["workerGroupSpecs"][1].update(maxReplicas=-1), "maxReplicas", "greater than or equal"),
+        (lambda m: cluster_of(m)["workerGroupSpecs"][1].update(maxReplicas=-1), "maxReplicas", "minimum of 0"),
         (lambda m: cluster_of(m)["workerGroupSpecs"][1].update(groupName="learner"), "workerGroupSpecs", "2 groups"),
         (lambda m: cluster_of(m)["workerGroupSpecs"][0].update(replicas=7), "replicas", "7 is not between"),
         (
