@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from actors.context import Context, RunObserver, no_log
+from actors.context import Context, no_log
 from actors.loop import EventLoop, Look
+from actors.observer import RunObserver
 from actors.reward_pool import GradesArrived, RewardPool
 from actors.reward_worker import SupportsGrade
 from config.rewards import RewardOptions

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from actors.context import UNOBSERVED, RunObserver
 from actors.engine.calibrated import KEY, model_shape, precision_name
+from actors.observer import UNOBSERVED, RunObserver
 from contracts.rollout import PassesDrifted, PassesKnown, PassesRefined, PassEvent
 from launch.config import Config, Issue
 from models.config import ModelConfigError

@@ -3,9 +3,11 @@
 import queue
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+
+from actors.observer import RunObserver
 
 
 class Interrupted(Exception):  # noqa: N818 - a request, not an error
@@ -20,9 +22,12 @@ class Interrupt:
         self.signal_name = ""
         self._asked: queue.SimpleQueue[str] = queue.SimpleQueue()  # its put may interrupt anything, itself too
 
-    def when_asked(self, tell: Callable[[str], None]) -> None:
-        """Call `tell(signal_name)` at the first request, on a thread of its own: a signal handler may hold no lock."""
-        threading.Thread(target=lambda: tell(self._asked.get()), name="interrupt", daemon=True).start()
+    def when_asked(self, observer: RunObserver) -> None:
+        """Tell it at the first request, on a thread of its own: a signal handler may hold no lock."""
+        threading.Thread(target=self._tell, args=(observer,), name="interrupt", daemon=True).start()
+
+    def _tell(self, observer: RunObserver) -> None:
+        observer.stopping(self._asked.get())
 
     def __bool__(self) -> bool:
         return self.requested

@@ -6,8 +6,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from actors.context import RunObserver
 from actors.loop import EventLoop
+from actors.observer import RunObserver
 from launch.context import RunContext
 from launch.interrupt import Interrupt
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from actors.context import RunObserver
+from actors.observer import RunObserver
 from coordinator.address import Address
 from coordinator.admin.client import AdminClient
 from coordinator.admin.credentials import Credentials

@@ -20,7 +20,7 @@ import ray
 from ray.exceptions import RayError, RayTaskError, RuntimeEnvSetupError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from actors.context import UNOBSERVED, RunObserver
+from actors.observer import UNOBSERVED, RunObserver
 from actors.placement import off
 from launch.cluster.installed import installed
 from launch.cluster.session import RaySession
@@ -90,10 +90,6 @@ class NodeVersions:
         *,
         observer: RunObserver = UNOBSERVED,
         mine: Mapping[str, str] | None = None,
-        alive: Callable[[], Mapping[str, str]] = alive,
-        ask: Callable[[str], Asked] = ask,
-        wait: Callable[[Sequence[Asked], float], Sequence[Asked]] | None = None,
-        get: Callable[[Asked], Mapping[str, str]] = ray.get,
         clock: Callable[[], float] = time.monotonic,
         trusted: Collection[str] = (),
     ) -> None:
@@ -101,14 +97,31 @@ class NodeVersions:
         self.refused: dict[str, str] = {}
         self._observer = observer
         self._mine = installed() if mine is None else mine
-        self._alive, self._ask, self._get, self._clock = alive, ask, get, clock
-        self._wait = wait or _wait
+        self._clock = clock
         self._nodes: dict[str, str] = {}
         self._asked: dict[Asked, str] = {}
         self._lost: dict[str, int] = {}  # tasks by node
         self._known = set(trusted)  # asked, or answered
         self._look_s = float("-inf")  # when nodes are listed again
         self._asked_s: dict[str, float] = {}  # when, by node
+
+    # What Ray is asked.
+
+    def _alive(self) -> Mapping[str, str]:
+        return alive()
+
+    def _ask(self, node_id: str) -> Asked:
+        return ask(node_id)
+
+    def _wait(self, asked: Sequence[Asked], timeout_s: float) -> Sequence[Asked]:
+        answered, _ = ray.wait(list(asked), num_returns=1, timeout=timeout_s, fetch_local=True)
+        return answered
+
+    def _get(self, asked: Asked) -> Mapping[str, str]:
+        found: Mapping[str, str] = ray.get(asked)
+        return found
+
+    # What a run asks.
 
     def look(self, timeout_s: float = 0.0) -> list[NodeRefused | RefusedGone]:
         """Ask who is new, and hear who answers within `timeout_s`: what has changed. Cheap where nothing is new."""
@@ -184,15 +197,13 @@ class AllVouched(NodeVersions):
     """Nobody is asked: every node will do."""
 
     def __init__(self) -> None:
-        super().__init__(mine={}, alive=dict)
+        super().__init__(mine={})
+
+    def _alive(self) -> Mapping[str, str]:
+        return {}
 
     def vouched(self, node_id: str) -> bool:
         return True
-
-
-def _wait(asked: Sequence[Asked], timeout_s: float) -> Sequence[Asked]:
-    answered, _ = ray.wait(list(asked), num_returns=1, timeout=timeout_s, fetch_local=True)
-    return answered
 
 
 def _last_line(error: Exception) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from actors.context import RunObserver
+from actors.observer import RunObserver
 from drafter.training.buffer import BufferStats
 
 _TIMEOUT_S = 1.0

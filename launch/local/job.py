@@ -16,7 +16,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, cast
 
-from actors.context import UNOBSERVED, RunObserver
 from actors.data.mixture import make_order
 from actors.engine.native.core import build as build_engine
 from actors.engine.process import NO_SPECULATION
@@ -24,6 +23,7 @@ from actors.engine.wire import Start
 from actors.environments.host import EnvironmentHost
 from actors.learner_group import StepUnderWay
 from actors.loop import Look
+from actors.observer import UNOBSERVED, RunObserver
 from actors.rewards import build
 from actors.training.trainer import Trainer
 from config.environments import EnvironmentOptions

@@ -44,7 +44,7 @@ def _train(config: Config, run_dir: Path) -> int:
             observer.event("set_aside", f"the older run of this name is now {older}")
         if left := ", ".join(left_out(config)):
             observer.event("local", f"one process, without Ray: {left}")
-        interrupt.when_asked(observer.stopping)
+        interrupt.when_asked(observer)
         try:
             _run(_embedded(config), observer, interrupt, run_dir)
         except (Interrupted, KeyboardInterrupt):

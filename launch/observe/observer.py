@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from actors.context import RunObserver
+from actors.observer import RunObserver
 from config.catalogue import CATALOGUE, TRAINED
 from launch.config import Config
 from launch.config.show import to_yaml

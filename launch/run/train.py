@@ -99,7 +99,7 @@ def _train(
             observer.event("set_aside", f"the older run of this name is now {older}")
         if changed:
             observer.event("changed_configuration", "; ".join(map(str, changed)))
-        interrupt.when_asked(observer.stopping)
+        interrupt.when_asked(observer)
         observer.progress("starting Ray")
         try:
             with ray_session(

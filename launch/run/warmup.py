@@ -8,9 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from actors.context import RunObserver
 from actors.data import PromptOrder, load_demonstrations
 from actors.learner_group import LearnerGroup
+from actors.observer import RunObserver
 from actors.placement import place
 from actors.training.errors import LearnerLostError
 from config.data import PROMPTS_ONLY

@@ -7,7 +7,6 @@ lines, a calibration gives its own roofline times what it measured of that shape
 
 import csv
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -66,10 +65,9 @@ class RooflineCosts:
         )
 
     def step_s(self, requests: int, rows: float, context_tokens: float) -> float:
-        def of(per: int) -> float:
-            return _between(lambda line: self._line(requests, per, line), context_tokens / requests)
-
-        return _mean(of, max(rows / requests, 1.0))
+        (low, rest), context = _beside(max(rows / requests, 1.0)), context_tokens / requests
+        at_low = self._between(requests, low, context)
+        return (1 - rest) * at_low + rest * self._between(requests, low + 1, context) if rest else at_low
 
     def draft_s(self, strategy: Strategy, requests: int, context_tokens: float) -> float:
         if not strategy.depth:
@@ -85,6 +83,14 @@ class RooflineCosts:
     def prefill_s(self, tokens: int) -> float:
         chunk = self._line(1, _CHUNK, round(math.log(_CHUNK) / math.log(_LINE)))
         return (chunk - DEFAULT.host_s) * tokens / _CHUNK
+
+    def _between(self, requests: int, per: int, context: float) -> float:
+        """Linear between the two lines of the grid beside `context`."""
+        place = math.log(max(context, 16.0)) / math.log(_LINE)
+        low = math.floor(place)
+        below, above = self._line(requests, per, low), self._line(requests, per, low + 1)
+        first, second = _LINE**low, _LINE ** (low + 1)
+        return below + (above - below) * (max(context, 16.0) - first) / (second - first)
 
     def _line(self, requests: int, per: int, line: int) -> float:
         key = requests, per, line
@@ -103,20 +109,11 @@ class RooflineCosts:
         return times * (_ALLREDUCE_S + moved / self.device.peer_bytes_s)
 
 
-def _mean(at: Callable[[int], float], rows: float) -> float:
-    """Linear between the two whole numbers beside `rows`: some steps have more, some fewer."""
+def _beside(rows: float) -> tuple[int, float]:
+    """The whole number below `rows`, and the share of steps that have one more."""
     low = math.floor(rows + 1e-6)
     rest = rows - low
-    return at(low) if rest < 1e-6 else (1 - rest) * at(low) + rest * at(low + 1)
-
-
-def _between(at: Callable[[int], float], context: float) -> float:
-    """Linear between the two lines of the grid beside `context`."""
-    place = math.log(max(context, 16.0)) / math.log(_LINE)
-    low = math.floor(place)
-    below, above = at(low), at(low + 1)
-    first, second = _LINE**low, _LINE ** (low + 1)
-    return below + (above - below) * (max(context, 16.0) - first) / (second - first)
+    return low, 0.0 if rest < 1e-6 else rest
 
 
 @dataclass(slots=True)
@@ -133,7 +130,9 @@ class MeasuredCosts:
         self._passes, self._drafts = PassCosts(self.calibration), DraftCosts(self.calibration)
 
     def step_s(self, requests: int, rows: float, context_tokens: float) -> float:
-        return _mean(lambda whole: self._whole(requests, whole, context_tokens), rows)
+        low, rest = _beside(rows)
+        at_low = self._whole(requests, low, context_tokens)
+        return (1 - rest) * at_low + rest * self._whole(requests, low + 1, context_tokens) if rest else at_low
 
     def _whole(self, requests: int, rows: int, context_tokens: float) -> float:
         roofline = self._passes.roofline

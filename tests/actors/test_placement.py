@@ -11,7 +11,8 @@ import pytest
 import ray
 
 from actors import placement
-from actors.context import Context, RunObserver
+from actors.context import Context
+from actors.observer import RunObserver
 from actors.placement import Placement, place, reserve
 from actors.placement_plan import PlacementError, Plan, plan
 from config.data import DataOptions

@@ -9,9 +9,9 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from actors.context import UNOBSERVED
 from actors.engine.calibrated import device_name, model_shape
 from actors.engine.native.measuring import PROBE, Check, Measuring
+from actors.observer import UNOBSERVED
 from config.rollout import EngineOptions
 from config.speculation import SpeculationOptions
 from config.strategy import Strategy

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from actors.observer import RunObserver
 from launch.cluster.session import RaySession
 from launch.config import Config, load_config
 from launch.interrupt import Interrupt, Interrupted, interrupt_flag
@@ -22,8 +23,13 @@ WAIT_S = 30.0
 
 def test_the_first_request_is_told_once_and_not_on_the_main_thread() -> None:
     told: queue.Queue[tuple[str, bool]] = queue.Queue()
+
+    class Told(RunObserver):
+        def stopping(self, signal_name: str) -> None:
+            told.put((signal_name, threading.current_thread() is threading.main_thread()))
+
     with interrupt_flag() as flag:
-        flag.when_asked(lambda name: told.put((name, threading.current_thread() is threading.main_thread())))
+        flag.when_asked(Told())
         os.kill(os.getpid(), signal.SIGINT)
         assert told.get(timeout=WAIT_S) == ("SIGINT", False)
         os.kill(os.getpid(), signal.SIGTERM)

@@ -44,10 +44,6 @@ class Nodes:
             self,
             observer=self.heard,
             mine=MINE,
-            alive=lambda: self.here,
-            ask=self.ask,
-            wait=self.wait,
-            get=self.get,
             clock=lambda: self.now_s,
             **more,
         )
@@ -73,6 +69,18 @@ class Versions(NodeVersions):
     def __init__(self, nodes: Nodes, **options: Any) -> None:
         super().__init__(**options)
         self._written = nodes
+
+    def _alive(self) -> Mapping[str, str]:
+        return self._written.here
+
+    def _ask(self, node_id: str) -> Any:
+        return self._written.ask(node_id)
+
+    def _wait(self, asked: Sequence[Any], timeout_s: float) -> Sequence[Any]:
+        return self._written.wait(asked, timeout_s)
+
+    def _get(self, asked: Any) -> Mapping[str, str]:
+        return self._written.get(asked)
 
     def look(self, timeout_s: float = 0.0) -> list[NodeRefused | RefusedGone]:
         changed = super().look(timeout_s)
@@ -255,7 +263,7 @@ from actors.placement import off, reserve
 from actors.placement_plan import PlacementError, plan
 from launch.cluster.session import ray_session
 from launch.cluster.versions import NodeRefused, RefusedGone, compared
-from actors.context import RunObserver
+from actors.observer import RunObserver
 from config.tree import ClusterOptions
 
 class Lines(RunObserver):
