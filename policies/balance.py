@@ -13,7 +13,6 @@ Among workers, the one with the least expected work left gets the next group (Gr
 Numbers of tokens must be multiples of 1/16 (`exact`): then sums of them do not depend on the order of events.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, heapreplace
 
@@ -202,17 +201,18 @@ class Balance:
     def _next(self, w: _BalancedWorker) -> _Rank:
         """The longest group that the worker holds a part of, or that no other holds; else the longest of all (rule 3).
         There is one."""
-        unheld = self._first(self._unheld, lambda group: not group.held)
-        own = self._first(w.own, lambda group: w.name in group.holders)
+        unheld = self._first(self._unheld, "")
+        own = self._first(w.own, w.name)
         found = min((rank for rank in (unheld, own) if rank is not None), default=None)
-        found = self._first(self._all, lambda group: True) if found is None else found
+        found = self._first(self._all, None) if found is None else found
         assert found is not None
         return found
 
-    def _first(self, heap: list[_Rank], counts: Callable[[_SampleGroup], bool]) -> _Rank | None:
+    def _first(self, heap: list[_Rank], holder: str | None) -> _Rank | None:
+        """Of groups that this worker holds a part of; "": that nobody does; None: of all."""
         while heap:
             group = self._groups.get(heap[0][1])
-            if group is not None and group.waiting and group.rank == heap[0] and counts(group):
+            if group is not None and group.waiting and group.rank == heap[0] and _held_by(group, holder):
                 return heap[0]
             heappop(heap)
         return None
@@ -250,3 +250,9 @@ class Balance:
             heappush(self._unheld, rank)
         for name in group.holders:
             heappush(self._workers[name].own, rank)
+
+
+def _held_by(group: _SampleGroup, holder: str | None) -> bool:
+    if holder is None:
+        return True
+    return holder in group.holders if holder else not group.held

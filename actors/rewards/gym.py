@@ -106,9 +106,9 @@ def _text(error: Exception) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
-def make(request: dict[str, Any], say: Callable[[str], None]) -> None:
+def make(request: dict[str, Any]) -> Iterator[str]:
     """Write train.jsonl and, if held-out questions are asked for, eval.jsonl into request["folder"]: one record per
-    line, all questions different. Raises RefusedError."""
+    line, all questions different. Yields now and then how far it is. Raises RefusedError."""
     name, config, folder = request["dataset"], request["config"], Path(request["folder"])
     seen: set[str] = set()
     for split, key, offset in (("eval", "eval", HELD_OUT_SEED), ("train", "size", 0)):
@@ -135,7 +135,7 @@ def make(request: dict[str, Any], say: Callable[[str], None]) -> None:
                 found += 1
                 if time.monotonic() - told_s > _SAY_S:
                     told_s = time.monotonic()
-                    say(f"{found} of {wanted} questions ({split})")
+                    yield f"{found} of {wanted} questions ({split})"
         if found < wanted:
             what = "different questions that are not held out" if split == "train" else "different questions"
             fewer = f"set it to {max(int(0.9 * found), 1)} or less" if found else "take another data set"
@@ -203,7 +203,8 @@ def main() -> None:
         print(json.dumps(said), file=answers, flush=True)
 
     try:
-        make(request, lambda text: tell(text=text))
+        for text in make(request):
+            tell(text=text)
     except RefusedError as error:
         tell(refused=error.said)
 

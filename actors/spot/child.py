@@ -216,7 +216,7 @@ class SpotLoop:
     def _round(self) -> None:
         members, trainer = self._members, self.trainer
         try:
-            if members.gather(trainer.steps, trainer.state_dict(), trainer.load_state_dict):
+            if members.gather(trainer):
                 self._micro_step()
         except BrokenGroupError as error:
             print(f"micro-step {trainer.steps + 1} is dropped: {error}", file=sys.stderr, flush=True)

@@ -22,6 +22,7 @@ from torch import Tensor
 from actors.spot.groups import TrainerGroup, Transport
 from actors.spot.rendezvous import LIMIT_S, Rendezvous, open_store
 from contracts.spot import TrainSession
+from drafter.training.trainer import DrafterTrainer
 from models.process_groups import finished
 
 ALONE_S = 1.0
@@ -101,9 +102,11 @@ class Members:
         self._dissolve()
         self._told = None
 
-    def gather(self, step: int, state: State, load: Callable[[State], None]) -> bool:
-        """At a micro-step boundary: form the newest session's group if its members are there. Whether this member can
-        train now. Raises BrokenGroupError if the group came apart while it formed; nothing was loaded then."""
+    def gather(self, trainer: DrafterTrainer) -> bool:
+        """At a micro-step boundary of `trainer`: form the newest session's group if its members are there.
+
+        Returns whether this member can train now. Raises BrokenGroupError if the group came apart while it formed;
+        nothing was loaded then."""
         told, formed = self._told, self._formed
         assert told is not None
         if self._ends:
@@ -117,7 +120,7 @@ class Members:
             self._rendezvous = self._rendezvous or Rendezvous(told, self._store)
             if self._rendezvous.complete():
                 self._told = self._rendezvous.session  # without those who did not come
-                self._form(self._rendezvous, step, state, load)
+                self._form(self._rendezvous, trainer)
                 return True
             if self._rendezvous.left_out:
                 self._rendezvous, self._spent = None, told
@@ -165,14 +168,14 @@ class Members:
             return any(self._rendezvous.here([rank]) for rank in joining)
         return self._rendezvous.here(joining)
 
-    def _form(self, rendezvous: Rendezvous, step: int, state: State, load: Callable[[State], None]) -> None:
+    def _form(self, rendezvous: Rendezvous, trainer: DrafterTrainer) -> None:
         session = rendezvous.session
         self._formed = None
         try:
             made = rendezvous.group(self._transport, self._host)
             self._until(lambda: made() is not None)
             self._group = made()
-            self._agree(session, step, state, load)
+            self._agree(session, trainer)
         except RuntimeError as error:
             rendezvous.give_up()
             if self._group is None:
@@ -181,11 +184,11 @@ class Members:
             raise BrokenGroupError(f"epoch {session.epoch}: {str(error).partition(chr(10))[0]}") from error
         self._rendezvous, self._formed = None, session
 
-    def _agree(self, session: TrainSession, step: int, state: State, load: Callable[[State], None]) -> None:
+    def _agree(self, session: TrainSession, trainer: DrafterTrainer) -> None:
         """Take the leader's state if any member's differs from it."""
-        group = self._group
+        group, state = self._group, trainer.state_dict()
         assert group is not None
-        mine = torch.tensor([step, fingerprint(state)])
+        mine = torch.tensor([trainer.steps, fingerprint(state)])
         everyones = [torch.empty_like(mine) for _ in session.members]
         self._wait(group.hosts.allgather([everyones], [mine]))
         if all(torch.equal(everyones[0], other) for other in everyones):
@@ -196,7 +199,7 @@ class Members:
             self._wait(group.carrier.broadcast(flat, 0), on_devices=group.devices is not None)
             received[name] = flat.view(tensor.shape)
         if not torch.equal(mine, everyones[0]):
-            load(received)
+            trainer.load_state_dict(received)
 
     def _dissolve(self, spent: TrainSession | None = None, *, broken: bool = False) -> None:
         """No group any more; `spent` will have none again. `broken`: a collective may hang in it."""

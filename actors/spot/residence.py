@@ -3,7 +3,6 @@ optimizer are in pinned host memory, and the engine has the device's memory (but
 """
 
 import dataclasses
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -63,15 +62,19 @@ class Residence:
 
 def on_device(head: TargetHead, device: torch.device) -> TargetHead:
     """The same tensors on another device; a tied head stays tied."""
-    return _converted(head, lambda tensor: tensor.to(device, non_blocking=True))
+    return _of(head, [tensor.to(device, non_blocking=True) for tensor in _tensors(head)])
 
 
 def pinned(head: TargetHead) -> TargetHead:
     """The same tensors in pinned memory."""
-    return _converted(head, lambda tensor: tensor if tensor.is_pinned() else tensor.pin_memory())
+    return _of(head, [tensor if tensor.is_pinned() else tensor.pin_memory() for tensor in _tensors(head)])
 
 
-def _converted(head: TargetHead, convert: Callable[[Tensor], Tensor]) -> TargetHead:
-    embedding = convert(head.embedding)
-    lm_head = embedding if head.lm_head is head.embedding else convert(head.lm_head)
-    return dataclasses.replace(head, embedding=embedding, norm=convert(head.norm), lm_head=lm_head)
+def _tensors(head: TargetHead) -> list[Tensor]:
+    """Norm and embedding, and the head where that is another tensor."""
+    return [head.norm, head.embedding, *([] if head.lm_head is head.embedding else [head.lm_head])]
+
+
+def _of(head: TargetHead, tensors: list[Tensor]) -> TargetHead:
+    """`head` with these in place of its `_tensors`."""
+    return dataclasses.replace(head, norm=tensors[0], embedding=tensors[1], lm_head=tensors[-1])

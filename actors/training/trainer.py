@@ -9,8 +9,8 @@ the same calls in the same order give bitwise the same losses.
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -299,21 +299,21 @@ class Trainer:
         source = self.model_options.path
         dirs: dict[str, Any] = {"tokenizer_dir": self.model_options.tokenizer or source, "source_dir": source}
         write = write_checkpoint if form is None else partial(write_quantised, form=form, dtype=self.publish_dtype)
-        self._write(
-            self.published_tensors(masters=True),
-            lambda tensors: write(self.network.hf_config(), tensors, out_dir=out_dir, **dirs),
-        )
+        with self._writing(self.published_tensors(masters=True)) as tensors:
+            if self.rank.index == 0:
+                write(self.network.hf_config(), tensors, out_dir=out_dir, **dirs)
         if (lora := self.options.lora) is not None:
             base, beside = str(Path(source).resolve()), Path(out_dir) / ADAPTER_DIR
-            self._write(self._adapter_tensors(), lambda tensors: write_adapter(tensors, lora, base, beside))
+            with self._writing(self._adapter_tensors()) as tensors:
+                if self.rank.index == 0:
+                    write_adapter(tensors, lora, base, beside)
         self.rank.barrier()
 
-    def _write(
-        self, tensors: Iterator[tuple[str, Tensor]], write: Callable[[Iterator[tuple[str, Tensor]]], None]
-    ) -> None:
+    @contextmanager
+    def _writing(self, tensors: Iterator[tuple[str, Tensor]]) -> Iterator[Iterator[tuple[str, Tensor]]]:
+        """For the rank that writes them; all ranks go to their end."""
         try:
-            if self.rank.index == 0:
-                write(tensors)
+            yield tensors
         finally:
             deque(tensors, maxlen=0)  # Others wait in every gather, also if the disk is full.
 

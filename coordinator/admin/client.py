@@ -1,8 +1,9 @@
 """A typed client of the admin service. Owns one channel; turns gRPC's errors into two of its own."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import grpc
 
@@ -10,8 +11,6 @@ from coordinator.admin import admin_pb2 as pb
 from coordinator.admin.credentials import NO_CREDENTIALS, Credentials
 from coordinator.admin.messages import SERVICE, change_record, status_record
 from coordinator.status import Change, Status
-
-T = TypeVar("T")
 
 
 class NoCoordinatorError(ConnectionError):
@@ -76,7 +75,8 @@ class AdminClient:
         stream = method(pb.WatchRequest(every_s=every_s), metadata=self._metadata)
         try:
             while True:
-                update: pb.Update = self._answered(lambda: next(stream))
+                with self._answering():
+                    update: pb.Update = next(stream)
                 if update.HasField("status"):
                     yield status_record(update.status)
                 else:
@@ -88,11 +88,14 @@ class AdminClient:
 
     def _call(self, method: str, request: Any) -> Status:
         call = self._channel.unary_unary(f"/{SERVICE}/{method}", type(request).SerializeToString, pb.Status.FromString)
-        return status_record(self._answered(lambda: call(request, timeout=self._timeout_s, metadata=self._metadata)))
+        with self._answering():
+            answer = call(request, timeout=self._timeout_s, metadata=self._metadata)
+        return status_record(answer)
 
-    def _answered(self, call: Callable[[], T]) -> T:
+    @contextmanager
+    def _answering(self) -> Iterator[None]:
         try:
-            return call()
+            yield
         except grpc.RpcError as error:
             code, details = error.code(), error.details()
             if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED):

@@ -40,7 +40,7 @@ def records(folder: Path, name: str, size: int = 1, config: Json | None = None) 
     """What training has to read of a data set."""
     folder.mkdir(exist_ok=True)
     request = {"dataset": name, "size": size, "eval": 0, "seed": 3, "config": config or {}, "folder": str(folder)}
-    make(request, lambda text: None)
+    list(make(request))
     return [json.loads(line) for line in (folder / "train.jsonl").read_text().splitlines()]
 
 

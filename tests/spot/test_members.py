@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -35,14 +35,27 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> TargetHead:
     return TargetHead.of(load_model(save_target(tmp_path_factory.mktemp("target"))), 0)
 
 
+class Counting(DrafterTrainer):
+    """Counts the states that it took from others."""
+
+    loads = 0
+
+    def load_state_dict(self, state: Any, **options: Any) -> None:
+        self.loads += 1
+        super().load_state_dict(state, **options)
+
+
 class Member:
     """A trainer and its place among others, as in the child's loop."""
 
     def __init__(self, name: str, head: TargetHead, seed: int = 0, host: str = "127.0.0.1") -> None:
-        self.name, self.trainer = name, DrafterTrainer(head, options_of(), seed=seed)
+        self.name, self.trainer = name, Counting(head, options_of(), seed=seed)
         self.wanted = False
         self.members = Members(host, Transport(CPU), lambda: self.wanted)
-        self.loads = 0
+
+    @property
+    def loads(self) -> int:
+        return self.trainer.loads
 
     def enter(self, session: int, epoch: int, members: str, store: str = "") -> str:
         return self.members.enter(TrainSession(session, epoch, tuple(members), members.index(self.name), store))
@@ -51,7 +64,7 @@ class Member:
         """Until the members have come (`count` of them)."""
         trainer, deadline_s = self.trainer, time.monotonic() + within_s
         while time.monotonic() < deadline_s:
-            came = self.members.gather(trainer.steps, trainer.state_dict(), self._load)
+            came = self.members.gather(trainer)
             if came and count in (None, self.members.count):
                 return True
             time.sleep(0.002)
@@ -62,10 +75,6 @@ class Member:
 
     def fingerprint(self) -> int:
         return fingerprint(self.trainer.state_dict())
-
-    def _load(self, state: object) -> None:
-        self.loads += 1
-        self.trainer.load_state_dict(state)
 
 
 def together(*calls: Callable[[], T]) -> list[T]:
