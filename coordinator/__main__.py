@@ -15,10 +15,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from config.coordinator import AdminOptions, CoordinatorOptions, CurveOptions
-from coordinator.address import AddressFileError
-from coordinator.admin.credentials import CERTIFICATE_FILE, KEY_FILE, CredentialsError, write_certificate
-from coordinator.service import CoordinatorService, OptionsError
-from coordinator.transport.security import KeyFilesError, write_keys
+from coordinator.admin.credentials import CERTIFICATE_FILE, KEY_FILE, write_certificate
+from coordinator.errors import SetupError
+from coordinator.service import CoordinatorService
+from coordinator.transport.security import write_keys
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -51,7 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
     parsed = parser.parse_args(arguments)
     try:
         return _keys(parsed.directory) if parsed.command == "keys" else _run(vars(parsed))
-    except (OSError, OptionsError, KeyFilesError, CredentialsError, AddressFileError, ValidationError) as error:
+    except (OSError, SetupError, ValidationError) as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 1
 

@@ -8,12 +8,9 @@ from pathlib import Path
 from typing import Self
 
 from config.coordinator import OPEN_TO_ALL
+from coordinator.errors import SetupError
 
 FILE_NAME = "coordinator.json"
-
-
-class AddressFileError(ValueError):
-    """The file is not a coordinator's address file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,14 +35,14 @@ class Address:
 
     @classmethod
     def read(cls, directory: Path) -> Self | None:
-        """Read the file; None if there is none. Raises AddressFileError."""
+        """Read the file; None if there is none. Raises SetupError."""
         path = directory / FILE_NAME
         try:
             return cls(**json.loads(path.read_text(encoding="utf-8")))
         except FileNotFoundError:
             return None
         except (TypeError, ValueError) as error:
-            raise AddressFileError(f"{path} is no coordinator's address file: {error}") from None
+            raise SetupError(f"{path} is no coordinator's address file: {error}") from None
 
 
 def reachable(address: str) -> str:

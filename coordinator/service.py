@@ -25,20 +25,17 @@ from contracts.coordinator import Changed, ControlEvent, Notice, RolloutComplete
 from coordinator.address import Address, reachable
 from coordinator.admin.credentials import given_certificate, service_certificate, service_token
 from coordinator.admin.server import AdminServer
+from coordinator.errors import SetupError
 from coordinator.feed import StatusFeed
 from coordinator.hub import Hub
 from coordinator.machine import Machine
-from coordinator.standing import NOTHING, Standing, StandingFileError
+from coordinator.standing import NOTHING, Standing
 from coordinator.status import Status, read_status
 from coordinator.transport.security import server_keys
 from coordinator.transport.server import CoordinatorServer
 
 S = TypeVar("S")
 _log = logging.getLogger(__name__)
-
-
-class OptionsError(ValueError):
-    """Options contradict each other."""
 
 
 def host_faults(options: CoordinatorOptions) -> Iterator[tuple[str, str]]:
@@ -59,8 +56,7 @@ def _is_here(host: str) -> bool:
 
 
 class CoordinatorService:
-    """Runs from construction to `close`. Raises OSError if a port is taken, OptionsError, KeyFilesError,
-    CredentialsError, AddressFileError.
+    """Runs from construction to `close`. Raises OSError if a port is taken, SetupError.
 
     directory: gets the address file, and what holds until it is taken back (standing.py), for a successor with the same
     `run`. members, watch, on_failure, clock: as CoordinatorServer has them.
@@ -78,9 +74,9 @@ class CoordinatorService:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         for key, fault, remedy in options.contradictions():
-            raise OptionsError(f"{key}: {fault}; {remedy}")
+            raise SetupError(f"{key}: {fault}; {remedy}")
         if options.encrypts and options.curve.directory is None:
-            raise OptionsError(
+            raise SetupError(
                 f"curve.directory: {options.host} is not the loopback address, so workers' connections are encrypted; "
                 "make keys (python -m coordinator keys DIRECTORY) and name them, or set curve.enabled=false"
             )
@@ -200,17 +196,16 @@ class CoordinatorService:
         found = None
         try:
             found = Standing.read(self._directory, self._run) if self._directory is not None else None
-        except (StandingFileError, OSError) as error:
+        except (SetupError, OSError) as error:
             _log.warning("nothing is drained or paused: what was asked before is lost: %s", error)
         return found or NOTHING
 
 
 def _admin_credentials(options: CoordinatorOptions, directory: Path | None) -> tuple[str, tuple[bytes, bytes] | None]:
-    """Token (empty: none is asked for); private key and certificate (None: no TLS). Raises OptionsError,
-    CredentialsError."""
+    """Token (empty: none is asked for); private key and certificate (None: no TLS). Raises SetupError."""
     given, asks = options.admin, options.admin_asks(folder=directory is not None)
     if directory is None and (asks or (options.admin_tls and given.certificate is None)):
-        raise OptionsError(
+        raise SetupError(
             f"admin_host: {options.admin_host} needs a token and a certificate, which are left in the folder of a run; "
             "name one (--directory), or leave admin_host out and come through ssh -L"
         )

@@ -8,12 +8,10 @@ from typing import Annotated, Self
 
 import msgspec
 
+from coordinator.errors import SetupError
+
 FILE_NAME = "coordinator-standing.json"
 Name = Annotated[str, msgspec.Meta(min_length=1)]
-
-
-class StandingFileError(ValueError):
-    """The file is not a coordinator's, or is incomplete."""
 
 
 class Standing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -33,14 +31,14 @@ class Standing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @classmethod
     def read(cls, directory: Path, run: str) -> Self | None:
-        """Read the file; None if there is none, or it is another run's. Raises StandingFileError, OSError."""
+        """Read the file; None if there is none, or it is another run's. Raises SetupError, OSError."""
         path = directory / FILE_NAME
         try:
             found = msgspec.json.decode(path.read_bytes(), type=_File)
         except FileNotFoundError:
             return None
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise StandingFileError(f"{path} cannot be read: {error}") from None
+            raise SetupError(f"{path} cannot be read: {error}") from None
         kept = found.standing
         return cls(kept.paused, kept.threshold, kept.workers, kept.nodes) if found.run == run else None
 

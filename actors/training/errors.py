@@ -7,10 +7,6 @@ class NonFiniteError(RuntimeError):
     """Loss or gradient norm is inf or nan; the weights were not changed by that optimizer step."""
 
 
-class CheckpointMismatchError(RuntimeError):
-    """The checkpoint is not one of this model, optimizer and objective."""
-
-
 LossKind = Literal["ended", "memory", "silent"]  # its process, by whatever; for lack of memory; or it does not answer
 
 

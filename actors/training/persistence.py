@@ -23,7 +23,6 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 
 from actors.training.checkpoint import CheckpointError
-from actors.training.errors import CheckpointMismatchError
 from actors.training.parallel import Rank
 
 METADATA_FILE = ".metadata"
@@ -56,8 +55,8 @@ def save_tensors(state: dict[str, Tensor], directory: str | Path, *, distributed
 def load_tensors(state: dict[str, Tensor], directory: str | Path, *, distributed: bool) -> None:
     """Fill the tensors of `state` in place; every rank calls it.
 
-    Raises FileNotFoundError if there is no checkpoint, CheckpointMismatchError if it lacks a tensor or has another
-    shape, CheckpointError if what describes it is damaged, or describes more than tensors.
+    Raises FileNotFoundError if there is no checkpoint, CheckpointError if it lacks a tensor or has another shape, or if
+    what describes it is damaged or describes more than tensors.
     """
     reader = _Reader(directory)
     reader.read_metadata()
@@ -66,7 +65,7 @@ def load_tensors(state: dict[str, Tensor], directory: str | Path, *, distributed
             load(state, storage_reader=reader, no_dist=not distributed)
     except (CheckpointException, RuntimeError, ValueError) as error:
         cause = _cause(error) if isinstance(error, CheckpointException) else error
-        raise CheckpointMismatchError(
+        raise CheckpointError(
             f"{directory} does not fit this model, learner.optimizer.name and objective.kl: {str(cause) or repr(cause)}"
         ) from error
 

@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from actors.training import batches
-from actors.training.errors import CheckpointMismatchError, NonFiniteError
+from actors.training.checkpoint import CheckpointError
+from actors.training.errors import NonFiniteError
 from actors.training.network import LogProbModel, build_network, computing_in, fit_out, hidden_size_of
 from actors.training.optimizer import Optimizers, clip_gradients, gradient_norm
 from actors.training.parallel import Rank, shard
@@ -368,7 +369,7 @@ class Trainer:
     def _load(self, state: dict[str, Tensor], directory: str | Path) -> None:
         load_tensors(state, directory, distributed=self.rank.size > 1)
         if BASE in state and not torch.equal(state[BASE], frozen_sums(self.module, self.rank)):
-            raise CheckpointMismatchError(
+            raise CheckpointError(
                 f"{directory} holds adapters of other weights than those at {self.model_options.path}: put the model "
                 "back that they were trained on"
             )

@@ -22,16 +22,13 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from config.coordinator import LOOPBACK
 from coordinator.address import Address
+from coordinator.errors import SetupError
 from coordinator.files import write_private
 
 TOKEN_FILE, CERTIFICATE_FILE, KEY_FILE = "admin-token", "admin.crt", "admin.key"
 OWN_NAME = "coordinator.paceline.internal"  # in a certificate of the service's own, wherever it listens
 _LIFETIME = timedelta(days=3650)
 _HEADER = "authorization"
-
-
-class CredentialsError(ValueError):
-    """A token or a certificate cannot be used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +41,7 @@ class Credentials:
 
     @classmethod
     def read(cls, directory: Path) -> Self:
-        """Read what the service left in `directory`, or copies of it. Raises CredentialsError, AddressFileError."""
+        """Read what the service left in `directory`, or copies of it. Raises SetupError."""
         address = Address.read(directory)
         tls = address.admin_tls if address is not None else (directory / CERTIFICATE_FILE).exists()
         return cls(
@@ -109,7 +106,7 @@ def service_certificate(directory: Path) -> tuple[bytes, bytes]:
 
 def given_certificate(certificate: str, key: str, directory: Path | None) -> tuple[bytes, bytes]:
     """Return private key and certificate, both PEM. A certificate that no authority signed is copied to `directory` for
-    clients. Raises CredentialsError.
+    clients. Raises SetupError.
     """
     try:
         chain, secret = Path(certificate).read_bytes(), Path(key).read_bytes()
@@ -117,13 +114,13 @@ def given_certificate(certificate: str, key: str, directory: Path | None) -> tup
         public = certificates[0].public_key()
         private = serialization.load_pem_private_key(secret, None)
     except (OSError, ValueError, TypeError) as error:
-        raise CredentialsError(
+        raise SetupError(
             f"coordinator.admin: {certificate} and {key} are no certificate and key in PEM: {error}; make some with "
             "python -m coordinator keys DIRECTORY, or leave both out"
         ) from None
     form = serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
     if public.public_bytes(*form) != private.public_key().public_bytes(*form):
-        raise CredentialsError(f"coordinator.admin.key: {key} does not belong to the certificate {certificate}")
+        raise SetupError(f"coordinator.admin.key: {key} does not belong to the certificate {certificate}")
     if directory is not None:
         given = {Path(certificate).resolve(), Path(key).resolve()}
         for path in (directory / CERTIFICATE_FILE, directory / KEY_FILE):
@@ -167,4 +164,4 @@ def _text(path: Path) -> str:
     except FileNotFoundError:
         return ""
     except (OSError, ValueError) as error:
-        raise CredentialsError(f"{path} cannot be read: {error}; it belongs to the user who started the run") from None
+        raise SetupError(f"{path} cannot be read: {error}; it belongs to the user who started the run") from None

@@ -15,16 +15,13 @@ import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
 from config.coordinator import CoordinatorOptions, CurveOptions
+from coordinator.errors import SetupError
 from coordinator.files import write_private
 from coordinator.wire import DRIVER
 
 ANY_WORKER = "*"
 COORDINATOR, WORKER = "coordinator", "worker"  # the other role is DRIVER
 _KEY_FILE = "{}-key.json"  # of a role; .gitignore and .dockerignore know such names, wherever they lie
-
-
-class KeyFilesError(ValueError):
-    """The directory lacks key files that are needed, or has a file that is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +40,7 @@ class ServerKeys:
     def knows(self, key: bytes) -> bool:
         """Return whether the owner of `key` may connect."""
         if key not in self.allowed and self.allowed_file is not None:
-            with suppress(KeyFilesError):
+            with suppress(SetupError):
                 self.allowed.update(_allowed(self.allowed_file))
         return key in self.allowed
 
@@ -84,13 +81,13 @@ def write_keys(directory: Path, roles: Sequence[str] = (COORDINATOR, WORKER, DRI
 
 
 def server_keys(directory: Path) -> ServerKeys:
-    """Read the coordinator's keys and allow-list. Raises KeyFilesError."""
+    """Read the coordinator's keys and allow-list. Raises SetupError."""
     pair, file = _read(directory / _KEY_FILE.format(COORDINATOR)), directory / "allowed.json"
     return ServerKeys(_key(directory, pair, "public"), _key(directory, pair, "secret"), _allowed(file), file)
 
 
 def client_keys(directory: Path, role: str) -> ClientKeys:
-    """Read a peer's keys. role: worker or driver. Raises KeyFilesError."""
+    """Read a peer's keys. role: worker or driver. Raises SetupError."""
     pair, server = (_read(directory / _KEY_FILE.format(name)) for name in (role, COORDINATOR))
     public, secret = _key(directory, pair, "public"), _key(directory, pair, "secret")
     return ClientKeys(public, secret, _key(directory, server, "public"))
@@ -101,7 +98,7 @@ class Keys:
 
     Where key files are configured, these: all workers share one pair. Else new ones in `directory`, on loopback too,
     where every user of the machine reaches the port: every worker has a pair of its own and can speak as nobody else.
-    None, if `curve.enabled` is false. Raises KeyFilesError.
+    None, if `curve.enabled` is false. Raises SetupError.
     """
 
     def __init__(self, options: CoordinatorOptions, directory: Path) -> None:
@@ -161,15 +158,15 @@ def _read(path: Path) -> dict[str, str]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise KeyFilesError(
+        raise SetupError(
             f"no usable key file {path} ({error}): make the files with python -m coordinator keys DIRECTORY"
         ) from None
     if not isinstance(value, dict) or not all(isinstance(item, str) for item in value.values()):
-        raise KeyFilesError(f"{path} is no key file")
+        raise SetupError(f"{path} is no key file")
     return value
 
 
 def _key(directory: Path, pair: dict[str, str], half: str) -> bytes:
     if len(pair.get(half, "")) != 40:
-        raise KeyFilesError(f"a key file in {directory} lacks its {half} key (40 characters of Z85)")
+        raise SetupError(f"a key file in {directory} lacks its {half} key (40 characters of Z85)")
     return pair[half].encode()

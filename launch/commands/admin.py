@@ -162,11 +162,12 @@ def _client(run: Path | None, address: str | None, credentials: Path | None) -> 
         )
     where, source, folder = (address, "--address", credentials) if address is not None else find_address(run)
     from coordinator.admin.client import AdminClient, NoCoordinatorError, NotAllowedError
-    from coordinator.admin.credentials import NO_CREDENTIALS, Credentials, CredentialsError
+    from coordinator.admin.credentials import NO_CREDENTIALS, Credentials
+    from coordinator.errors import SetupError
 
     try:
         known = NO_CREDENTIALS if folder is None else Credentials.read(folder)
-    except CredentialsError as error:
+    except SetupError as error:
         raise PacelineError(str(error), remedy="run the command as that user, or ask for a copy") from error
     with AdminClient(where, known) as client:
         try:

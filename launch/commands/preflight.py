@@ -63,8 +63,9 @@ def require(config: Config, command: Command) -> None:
 def _coordinator(config: Config) -> Iterator[Issue]:
     """Its key files, and its hosts where it will run on this machine."""
     # Half a second of imports (ZeroMQ, gRPC, Ray) that other configurations are spared.
+    from coordinator.errors import SetupError
     from coordinator.service import host_faults
-    from coordinator.transport.security import WORKER, KeyFilesError, client_keys, server_keys
+    from coordinator.transport.security import WORKER, client_keys, server_keys
     from coordinator.wire import DRIVER
     from launch.cluster.session import attaches
 
@@ -75,7 +76,7 @@ def _coordinator(config: Config) -> Iterator[Issue]:
             server_keys(directory)
             for role in (WORKER, DRIVER):
                 client_keys(directory, role)
-        except KeyFilesError as error:
+        except SetupError as error:
             yield Issue("coordinator.curve.directory", str(error))
     if not attaches(config.cluster.address):
         for key, fault in host_faults(options):

@@ -14,7 +14,6 @@ from actors.training.checkpoint import (
     read_state,
     step_of,
 )
-from actors.training.errors import CheckpointMismatchError
 from launch.cache import require_readable
 from launch.cluster.exposure import asks_for_token, exposure
 from launch.cluster.session import ray_session
@@ -185,7 +184,7 @@ def run(
             observer.progress("loading the checkpoint")
             try:
                 job.learner.load(checkpoint / LEARNER_DIR)
-            except (CheckpointError, CheckpointMismatchError) as error:
+            except CheckpointError as error:
                 raise ResumeError(
                     f"--resume: {error}",
                     remedy="undo what changed since, go on from an older checkpoint with --resume --step N, or start "

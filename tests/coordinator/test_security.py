@@ -14,17 +14,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from config.coordinator import AdminOptions, CoordinatorOptions, CurveOptions
 from contracts.coordinator import Register, RolloutComplete, State
-from coordinator.address import Address, AddressFileError
+from coordinator.address import Address
 from coordinator.admin.client import AdminClient, NoCoordinatorError, NotAllowedError
-from coordinator.admin.credentials import (
-    CERTIFICATE_FILE,
-    KEY_FILE,
-    TOKEN_FILE,
-    Credentials,
-    CredentialsError,
-    write_certificate,
-)
-from coordinator.service import CoordinatorService, OptionsError
+from coordinator.admin.credentials import CERTIFICATE_FILE, KEY_FILE, TOKEN_FILE, Credentials, write_certificate
+from coordinator.errors import SetupError
+from coordinator.service import CoordinatorService
 from coordinator.transport.client import DriverClient
 from coordinator.transport.security import ClientKeys, Keys, server_keys, write_keys
 from coordinator.wire import Ack, Say
@@ -161,7 +155,7 @@ def test_off_needs_to_be_said(tmp_path: Path) -> None:
         assert keys.driver is keys.worker("w0") is None
         CoordinatorService(options).close()
     assert not (tmp_path / "keys").exists()
-    with pytest.raises(OptionsError, match=r"curve\.directory: 127\.0\.0\.2 is not .*curve\.enabled=false"):
+    with pytest.raises(SetupError, match=r"curve\.directory: 127\.0\.0\.2 is not .*curve\.enabled=false"):
         CoordinatorService(changed(host=ELSEWHERE))
 
 
@@ -314,7 +308,7 @@ def test_a_folder_with_another_coordinator_json_is_left_alone(tmp_path: Path) ->
     (tmp_path / "coordinator.json").write_text('{"public": "", "secret": ""}', encoding="utf-8")
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     given = AdminOptions(certificate=str(tmp_path / "given.crt"), key=str(tmp_path / "given.key"), token=True)
-    with pytest.raises(AddressFileError):
+    with pytest.raises(SetupError):
         CoordinatorService(changed(admin=given), directory=tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
@@ -330,7 +324,7 @@ def test_a_certificate_that_was_given(tmp_path: Path) -> None:
             admin.status()
     write_certificate(tmp_path / "other.crt", tmp_path / "other.key")
     for wrong, says in ((tmp_path / "other.key", "does not belong"), (tmp_path / "none.key", "no certificate and key")):
-        with pytest.raises(CredentialsError, match=says):
+        with pytest.raises(SetupError, match=says):
             CoordinatorService(changed(admin=given.model_copy(update={"key": str(wrong)})), directory=run)
     with CoordinatorService(changed(admin_host=ELSEWHERE), directory=run) as service:  # its own again
         assert (run / CERTIFICATE_FILE).read_bytes() != certificate.read_bytes()
@@ -349,13 +343,13 @@ def test_a_certificate_that_was_given(tmp_path: Path) -> None:
     ],
 )
 def test_what_would_be_open_is_refused_with_its_remedy(options: CoordinatorOptions, says: str) -> None:
-    with pytest.raises(OptionsError, match=says):
+    with pytest.raises(SetupError, match=says):
         CoordinatorService(options)
 
 
 def test_a_token_of_another_user_is_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / TOKEN_FILE).mkdir()  # as unreadable as another's file, for root too
-    with pytest.raises(CredentialsError, match=r"admin-token cannot be read.*user who started the run"):
+    with pytest.raises(SetupError, match=r"admin-token cannot be read.*user who started the run"):
         Credentials.read(tmp_path)
 
 

@@ -19,14 +19,15 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from config.coordinator import CoordinatorOptions
 from contracts.coordinator import Changed, Drain, Notice, Pause, RolloutStarted, Stop
 from coordinator.__main__ import main
-from coordinator.address import Address, AddressFileError
+from coordinator.address import Address
 from coordinator.admin import admin_pb2 as pb
 from coordinator.admin.client import AdminClient, NoCoordinatorError, RequestRefusedError
 from coordinator.admin.credentials import Credentials
 from coordinator.admin.messages import SERVICE, change_message, change_record, status_message, status_record
+from coordinator.errors import SetupError
 from coordinator.feed import CAPACITY, StatusFeed
 from coordinator.machine import UnknownTargetError
-from coordinator.service import CoordinatorService, OptionsError
+from coordinator.service import CoordinatorService
 from coordinator.status import Change, SessionStatus, Status, WorkerStatus
 from coordinator.transport.client import DriverClient
 from coordinator.transport.security import Keys, write_keys
@@ -247,7 +248,7 @@ def test_the_first_coordinator_of_a_run_need_not_settle(tmp_path: Path) -> None:
     with CoordinatorService(OPTIONS, directory=tmp_path) as service:
         assert not service.status().settling
     (tmp_path / "coordinator.json").write_text("{}", encoding="utf-8")
-    with pytest.raises(AddressFileError, match=r"coordinator\.json"):
+    with pytest.raises(SetupError, match=r"coordinator\.json"):
         CoordinatorService(OPTIONS, directory=tmp_path)
 
 
@@ -279,7 +280,7 @@ def test_requests_of_this_process_and_notices() -> None:
 
 
 def test_options_that_contradict_each_other() -> None:
-    with pytest.raises(OptionsError, match=r"lease_s: 5 is less than 2 heartbeat_s \+ stop_deadline_s = 6"):
+    with pytest.raises(SetupError, match=r"lease_s: 5 is less than 2 heartbeat_s \+ stop_deadline_s = 6"):
         CoordinatorService(CoordinatorOptions(lease_s=5))
 
 

@@ -18,9 +18,10 @@ from contracts.coordinator import ControlEvent, Drain, Pause, Resume, SetThresho
 from coordinator.address import Address
 from coordinator.admin.client import AdminClient
 from coordinator.admin.credentials import Credentials
+from coordinator.errors import SetupError
 from coordinator.machine import Machine
 from coordinator.service import CoordinatorService
-from coordinator.standing import FILE_NAME, Standing, StandingFileError
+from coordinator.standing import FILE_NAME, Standing
 from tests.coordinator.cluster import OPTIONS, PATIENCE_S, Leaping, eventually, train_command, worker
 
 names = st.lists(st.text(min_size=1, max_size=8).filter(lambda text: text.isprintable()), max_size=4).map(tuple)
@@ -52,7 +53,7 @@ def test_half_a_file_and_a_changed_one_are_read_as_written_or_refused(
     path.write_bytes(whole)
     try:
         found = Standing.read(folder, "r")
-    except StandingFileError as error:
+    except SetupError as error:
         assert str(path) in str(error)  # noqa: PT017 - it need not be raised
     else:
         assert found is None or isinstance(found, Standing)

@@ -12,15 +12,10 @@ import zmq
 
 from config.coordinator import CoordinatorOptions
 from contracts.coordinator import Busy, Idle, Register, Reregister, RolloutComplete, RolloutStarted, State, Stop, Train
+from coordinator.errors import SetupError
 from coordinator.machine import Machine
 from coordinator.transport.client import Command, DriverClient
-from coordinator.transport.security import (
-    ClientKeys,
-    KeyFilesError,
-    client_keys,
-    server_keys,
-    write_keys,
-)
+from coordinator.transport.security import ClientKeys, client_keys, server_keys, write_keys
 from coordinator.transport.server import HARD_LIMIT_BYTES, CoordinatorServer
 from coordinator.wire import MAX_FRAME_BYTES, Ack, Say, Tell, encode
 from tests.coordinator.cluster import OPTIONS, Raw, eventually, served, states, train_command, worker
@@ -281,13 +276,13 @@ def test_key_files_are_private_and_checked(keys: Path) -> None:
     with pytest.raises(FileExistsError):
         write_keys(keys)
     (keys / "worker-key.json").write_text('{"public": "short"}', encoding="utf-8")
-    with pytest.raises(KeyFilesError, match="lacks its public key"):
+    with pytest.raises(SetupError, match="lacks its public key"):
         client_keys(keys, "worker")
     (keys / "worker-key.json").write_text("[]", encoding="utf-8")
-    with pytest.raises(KeyFilesError, match="no key file"):
+    with pytest.raises(SetupError, match="no key file"):
         client_keys(keys, "worker")
     (keys / "allowed.json").unlink()
-    with pytest.raises(KeyFilesError, match="python -m coordinator keys"):
+    with pytest.raises(SetupError, match="python -m coordinator keys"):
         server_keys(keys)
 
 
