@@ -4,7 +4,6 @@ from actors.data.endings import check_stop_tokens, end_tokens, note_end_tokens
 from actors.data.errors import DataError
 from actors.data.order import PromptOrder
 from actors.data.prompts import (
-    DemonstrationSet,
     LoadReport,
     Prompt,
     PromptSet,
@@ -16,7 +15,6 @@ from actors.data.tokenizers import check_vocabulary, load_tokenizer
 
 __all__ = [
     "DataError",
-    "DemonstrationSet",
     "LoadReport",
     "Prompt",
     "PromptOrder",

@@ -96,24 +96,6 @@ class PromptSet(Sequence[Prompt]):
         return len(self.prompts)
 
 
-@dataclass(frozen=True, slots=True)
-class DemonstrationSet(Sequence[Demonstration]):
-    """The usable demonstrations, in file order."""
-
-    demonstrations: list[Demonstration]
-    report: LoadReport
-
-    @overload
-    def __getitem__(self, index: int) -> Demonstration: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Demonstration]: ...
-    def __getitem__(self, index: int | slice) -> Demonstration | list[Demonstration]:
-        return self.demonstrations[index]
-
-    def __len__(self) -> int:
-        return len(self.demonstrations)
-
-
 def load_prompts(
     options: DataOptions, split: Literal["train", "eval"], tokenizer: Tokenizer, tools: Sequence[dict[str, Any]] = ()
 ) -> PromptSet:
@@ -213,8 +195,8 @@ def load_demonstrations(
     *,
     tools: Sequence[dict[str, Any]] = (),
     limit: int | None = None,
-) -> DemonstrationSet:
-    """The demonstrations of warmup.data: prompts through the same template, responses with the end-of-text token. A
+) -> tuple[list[Demonstration], LoadReport]:
+    """The usable demonstrations of warmup.data, in file order: prompts through the same template, responses with the end-of-text token. A
     list as the response is an episode: the model's turns, and between two of them what was observed, text or messages.
 
     limit: of the first records only; data.limit does not apply.
@@ -237,7 +219,7 @@ def load_demonstrations(
         demonstrations.append(Demonstration(tokens, encoded, drawn))
     report.used = len(demonstrations)
     _require_some(report, warmup.data, "warmup.data", options)
-    return DemonstrationSet(demonstrations, report)
+    return demonstrations, report
 
 
 def _demonstrated(response: Any, name: str, template: Template) -> tuple[NDArray[np.int32], NDArray[np.bool_] | None]:

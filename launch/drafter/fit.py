@@ -192,9 +192,9 @@ def _pairs(
     """What was read, in words, and what is learned from."""
     if given.response_field is not None:
         options = WarmupOptions(data=source.data.train or "", response_field=given.response_field)
-        found = load_demonstrations(options, source.data, tokenizer)
+        found, report = load_demonstrations(options, source.data, tokenizer)
         pairs = [d.prompt_tokens for d in found], [d.response_tokens for d in found]
-        return f"{source.data.train}: {found.report.summary()}", pairs
+        return f"{source.data.train}: {report.summary()}", pairs
     prompts = load_prompts(source.data, "train", tokenizer)
     said = f"{source.data.train or 'data.sets'}: {prompts.report.summary()}"
     picks = [Pick(_EPOCH, prompt) for prompt in prompts]

@@ -84,8 +84,8 @@ def warm_start(
         observer.event("warm_start", f"using the cached warm start {target}")
         return target
     tokenizer = tokenizer_of(config)
-    demonstrations = load_demonstrations(options, config.data, tokenizer, tools=tools_of(config, tokenizer))
-    summary = f"{demonstrations.report.summary()}; {options.steps} optimizer steps"
+    demonstrations, report = load_demonstrations(options, config.data, tokenizer, tools=tools_of(config, tokenizer))
+    summary = f"{report.summary()}; {options.steps} optimizer steps"
     observer.event("warm_start", f"warm start on {options.data}: {summary}")
     partial = target.with_name(f".{target.name}.{os.getpid()}")
 

@@ -192,12 +192,12 @@ def test_demonstrations(tmp_path: Path, plain_tokenizer: Any) -> None:
     )
     warmup = WarmupOptions(data=str(path), response_field="out")
     data = DataOptions(train="unused", template="plain", max_prompt_tokens=5, on_bad_line="skip", limit=1)
-    made = load_demonstrations(warmup, data, plain_tokenizer)
+    made, report = load_demonstrations(warmup, data, plain_tokenizer)
     assert len(made) == 1
     assert plain_tokenizer.decode(made[0].prompt_tokens.tolist()) == "Q"
     assert made[0].response_tokens.tolist() == [*plain_tokenizer.encode("AB"), plain_tokenizer.eos_token_id]
     assert made[0].response_tokens.dtype == np.int32
-    assert (made.report.too_long, made.report.bad) == (1, 1)
+    assert (report.too_long, report.bad) == (1, 1)
     with pytest.raises(DataError, match=r"line 1: no field 'response' \(warmup.response_field\)"):
         load_demonstrations(
             WarmupOptions(data=str(path)), data.model_copy(update={"on_bad_line": "fail"}), plain_tokenizer
@@ -208,7 +208,7 @@ def test_demonstrations_continue_the_prompt_that_rl_samples_from(tmp_path: Path,
     path = tmp_path / "d.jsonl"
     path.write_text('{"prompt": "Q", "response": "A"}\n')
     data = DataOptions(train=str(path), system_prompt="S")
-    demonstration = load_demonstrations(WarmupOptions(data=str(path)), data, chat_tokenizer)[0]
+    (demonstration,), _ = load_demonstrations(WarmupOptions(data=str(path)), data, chat_tokenizer)
     assert np.array_equal(demonstration.prompt_tokens, load_prompts(data, "train", chat_tokenizer)[0].tokens)
 
 

@@ -50,8 +50,8 @@ def test_every_word_is_known_and_every_demonstration_fits_the_run(module: Module
     data = DataOptions(
         train=str(tmp_path / "train.jsonl"), template="plain", max_prompt_tokens=config.data.max_prompt_tokens
     )
-    shown = load_demonstrations(WarmupOptions(data=str(tmp_path / "demos.jsonl")), data, tokenizer)
-    assert shown.report.used == 300
+    shown, report = load_demonstrations(WarmupOptions(data=str(tmp_path / "demos.jsonl")), data, tokenizer)
+    assert report.used == 300
     most = max(len(one.response_tokens) for one in shown)
     assert most <= config.rollout.sampling.max_new_tokens
     assert config.environment is not None
