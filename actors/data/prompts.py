@@ -196,8 +196,9 @@ def load_demonstrations(
     tools: Sequence[dict[str, Any]] = (),
     limit: int | None = None,
 ) -> tuple[list[Demonstration], LoadReport]:
-    """The usable demonstrations of warmup.data, in file order: prompts through the same template, responses with the end-of-text token. A
-    list as the response is an episode: the model's turns, and between two of them what was observed, text or messages.
+    """The usable demonstrations of warmup.data, in file order: prompts through the same template, responses with the
+    end-of-text token. A list as the response is an episode: the model's turns, and between two of them what was
+    observed, text or messages.
 
     limit: of the first records only; data.limit does not apply.
     """

@@ -6,7 +6,7 @@ no Ray; one process, one device.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -97,8 +97,7 @@ def fit_drafter(given: DrafterWarmup, interrupt: Interrupt | None = None) -> Ite
     tokenizer = load_tokenizer(str(source.tokenizer))
     check_vocabulary(tokenizer, read_config(source.target)["vocab_size"])
     target = load_model(source.target, dtype=dtype, device=device, batch_invariant=False).requires_grad_(False)
-    said, pairs = _pairs(given, source, target, tokenizer, interrupt)
-    yield said
+    pairs = yield from _pairs(given, source, target, tokenizer, interrupt)
     head, options = TargetHead.of(target, 0), source.drafter
     trainer = DrafterTrainer(head, options, device=device, model=_start(given, target, device))
     layers = trainer.model.layers
@@ -188,15 +187,15 @@ def _pairs(
     target: Transformer,
     tokenizer: Tokenizer,
     interrupt: Interrupt,
-) -> tuple[str, Pairs]:
-    """What was read, in words, and what is learned from."""
+) -> Generator[str, None, Pairs]:
+    """What is learned from. Yields what was read, in words."""
     if given.response_field is not None:
         options = WarmupOptions(data=source.data.train or "", response_field=given.response_field)
         found, report = load_demonstrations(options, source.data, tokenizer)
-        pairs = [d.prompt_tokens for d in found], [d.response_tokens for d in found]
-        return f"{source.data.train}: {report.summary()}", pairs
+        yield f"{source.data.train}: {report.summary()}"
+        return [d.prompt_tokens for d in found], [d.response_tokens for d in found]
     prompts = load_prompts(source.data, "train", tokenizer)
-    said = f"{source.data.train or 'data.sets'}: {prompts.report.summary()}"
+    yield f"{source.data.train or 'data.sets'}: {prompts.report.summary()}"
     picks = [Pick(_EPOCH, prompt) for prompt in prompts]
     sampling = sampling_params(source.sampling, _stop_tokens(source, tokenizer))
     expected = [float(sampling.max_new_tokens)] * len(picks)
@@ -211,7 +210,7 @@ def _pairs(
             if isinstance(event, Finished):
                 rollouts[event.rollout.request_id] = event.rollout
                 bar.advance(task)
-    return said, ([r.prompt_tokens for r in requests], [rollouts[r.request_id].tokens for r in requests])
+    return [r.prompt_tokens for r in requests], [rollouts[r.request_id].tokens for r in requests]
 
 
 def _bar() -> "Progress":
