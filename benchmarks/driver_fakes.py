@@ -283,5 +283,5 @@ class Replay(RolloutEngine):
             self._batches += 1
             return self._mix.events(self._running, self._batches)
 
-    def close(self) -> None:
+    def close(self, timeout_s: float = 5.0) -> None:
         self._closed.set()

@@ -59,7 +59,7 @@ class CoordinatorService:
     """Runs from construction to `close`. Raises OSError if a port is taken, SetupError.
 
     directory: gets the address file, and what holds until it is taken back (standing.py), for a successor with the same
-    `run`. members, watch, on_failure, clock: as CoordinatorServer has them.
+    `run`. members, on_failure, clock: as CoordinatorServer has them.
     """
 
     def __init__(
@@ -69,7 +69,6 @@ class CoordinatorService:
         directory: Path | None = None,
         run: str = "",
         members: Collection[str] | None = None,
-        watch: Callable[[Notice], None] = lambda notice: None,
         on_failure: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -83,7 +82,7 @@ class CoordinatorService:
         before = Address.read(directory) if directory is not None else None  # no folder of a run: nothing is made there
         token, certificate = _admin_credentials(options, directory)
         self._started_s = clock()
-        self._feed, self._also = StatusFeed(), watch
+        self._feed = StatusFeed()
         self._directory, self._run = directory, run
         standing = self._read_standing()
         term = max(time.time_ns() // 1_000_000, before.term + 1 if before is not None else 0)
@@ -179,7 +178,6 @@ class CoordinatorService:
         if isinstance(notice, Changed) and not notice.after:  # a worker that was drained may have said goodbye
             self._keep()
         self._feed.publish(notice)
-        self._also(notice)
 
     def _keep(self) -> None:
         """On the server's thread: for a successor, before whoever asked has the answer."""

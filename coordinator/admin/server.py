@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from queue import Empty
-from typing import Protocol
+from typing import Any, Protocol
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -80,7 +80,7 @@ class AdminServer:
         self._server.stop(grace_s).wait(grace_s + 1.0)
 
     def _handlers(self) -> dict[str, grpc.RpcMethodHandler]:
-        unary = {
+        unary: dict[str, tuple[Any, Any]] = {
             "GetStatus": (self._status, pb.Empty),
             "Drain": (self._drain, pb.DrainRequest),
             "Undrain": (self._undrain, pb.DrainRequest),

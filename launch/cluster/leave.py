@@ -104,7 +104,6 @@ def leave(
     working: Callable[[Raylet], bool] = working,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
-    say: Callable[[str], None] = print,
 ) -> bool:
     """Whether every rollout worker of these nodes had left within the time. Without a node there is nobody to wait
     for."""
@@ -115,10 +114,10 @@ def leave(
         except Exception as error:  # a head that is gone: Ray raises what it likes
             refused = str(error)
         if refused is not None:
-            say(f"Ray was not told that node {raylet.node_id[:8]} will end: {refused}")
+            print(f"Ray was not told that node {raylet.node_id[:8]} will end: {refused}")
     while left := [raylet for raylet in here if working(raylet)]:
         if clock() >= deadline_s:
-            say(f"{len(left)} nodes still have rollout workers after {within_s:g} s")
+            print(f"{len(left)} nodes still have rollout workers after {within_s:g} s")
             return False
         sleep(_LOOK_S)
     return True

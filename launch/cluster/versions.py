@@ -118,8 +118,8 @@ class NodeVersions:
         return answered
 
     def _get(self, asked: Asked) -> Mapping[str, str]:
-        found: Mapping[str, str] = ray.get(asked)
-        return found
+        found: Any = ray.get(asked)
+        return dict(found)
 
     # What a run asks.
 

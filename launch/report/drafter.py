@@ -6,7 +6,6 @@ over RL steps instead of for two drafters.
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from functools import partial
 from itertools import groupby
 from operator import attrgetter
 from typing import Any
@@ -89,7 +88,7 @@ def worker_time(spans: Sequence[Span]) -> dict[str, Any]:
 
     A worker that trains is reported idle by its engine too: training counts, what is left of it is idle.
     """
-    seconds: defaultdict[int, dict[str, float]] = defaultdict(partial(dict.fromkeys, SHARES, 0.0))
+    seconds: defaultdict[int, dict[str, float]] = defaultdict(lambda: dict.fromkeys(SHARES, 0.0))
     training = _merged_training(spans)
     for span in spans:
         if not span.actor.startswith(WORKER):

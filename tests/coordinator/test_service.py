@@ -17,7 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from config.coordinator import CoordinatorOptions
-from contracts.coordinator import Changed, Drain, Notice, Pause, RolloutStarted, Stop
+from contracts.coordinator import Changed, Drain, Pause, RolloutStarted, Stop
 from coordinator.__main__ import main
 from coordinator.address import Address
 from coordinator.admin import admin_pb2 as pb
@@ -265,8 +265,11 @@ def test_a_predecessors_port_that_is_taken_is_given_up(tmp_path: Path) -> None:
 
 
 def test_requests_of_this_process_and_notices() -> None:
-    heard: list[Notice] = []
-    with CoordinatorService(OPTIONS, watch=heard.append) as service, worker(service.endpoint, "w0") as client:
+    with (
+        CoordinatorService(OPTIONS) as service,
+        service._feed.subscribe() as subscription,
+        worker(service.endpoint, "w0") as client,
+    ):
         eventually(lambda: client.connected)
         service.control(RolloutStarted(1))
         client.idle()
@@ -276,7 +279,8 @@ def test_requests_of_this_process_and_notices() -> None:
         assert service.status().paused
         with pytest.raises(UnknownTargetError):
             service.control(Drain(worker="nobody"))
-    assert [notice.after for notice in heard if isinstance(notice, Changed)][:3] == ["BUSY", "IDLE", "TRAINING"]
+    changes = [subscription.changes.get_nowait() for _ in range(subscription.changes.qsize())]
+    assert [change.after for change in changes if change.worker][:3] == ["BUSY", "IDLE", "TRAINING"]
 
 
 def test_options_that_contradict_each_other() -> None:

@@ -19,7 +19,6 @@ class Machine:
     refuses: str | None = None
     now_s: float = 0.0
     told: list[tuple[str, float]] = field(default_factory=list)
-    said: list[str] = field(default_factory=list)
 
     def leave(self, within_s: float = 10.0) -> bool:
         return leave(
@@ -29,7 +28,6 @@ class Machine:
             working=lambda raylet: self.now_s < self.until_s[raylet.node_id],
             clock=lambda: self.now_s,
             sleep=self.sleep,
-            say=self.said.append,
         )
 
     def tell(self, raylet: Raylet, within_s: float) -> str | None:
@@ -42,27 +40,31 @@ class Machine:
         self.now_s += seconds
 
 
-def test_ray_is_told_of_each_node_and_the_end_comes_when_the_last_worker_has_left() -> None:
+def test_ray_is_told_of_each_node_and_the_end_comes_when_the_last_worker_has_left(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     machine = Machine({ONE.node_id: 1.5, OTHER.node_id: 3.0})
     assert machine.leave()
     assert machine.told == [(ONE.node_id, 10.0), (OTHER.node_id, 10.0)]
     assert 3.0 <= machine.now_s < 3.5
-    assert machine.said == []
+    assert capsys.readouterr().out == ""
 
 
-def test_no_longer_than_there_is_time() -> None:
+def test_no_longer_than_there_is_time(capsys: pytest.CaptureFixture[str]) -> None:
     machine = Machine({ONE.node_id: 60.0})
     assert not machine.leave(within_s=5.0)
     assert 5.0 <= machine.now_s < 5.5
-    assert machine.said == ["1 nodes still have rollout workers after 5 s"]
+    assert capsys.readouterr().out == "1 nodes still have rollout workers after 5 s\n"
 
 
 @pytest.mark.parametrize(("refuses", "says"), [("it is the head", "it is the head"), ("raise", "the head is gone")])
-def test_a_refusal_is_said_and_the_workers_are_waited_for_all_the_same(refuses: str, says: str) -> None:
+def test_a_refusal_is_said_and_the_workers_are_waited_for_all_the_same(
+    refuses: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     machine = Machine({ONE.node_id: 2.0}, refuses)
     assert machine.leave()
-    assert len(machine.said) == 1
-    assert says in machine.said[0]
+    (line,) = capsys.readouterr().out.splitlines()
+    assert says in line
     assert machine.now_s >= 2.0
 
 

@@ -188,19 +188,18 @@ def test_nobody_starts_on_a_node_before_it_has_answered_and_a_silent_one_is_not_
     assert versions.unvouched() == {"bbbb"}
 
 
-def test_a_list_that_fails_ends_no_run_and_is_asked_for_again() -> None:
+def test_a_list_that_fails_ends_no_run_and_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     nodes = Nodes({"aaaa": "10.0.0.1"}, {"aaaa": MINE, "bbbb": MINE | {"torch": "2.0.0"}})
     versions = nodes.versions()
-    listed = versions._alive
 
     def fails() -> Mapping[str, str]:
         raise RuntimeError("the head restarts")
 
     versions.look(timeout_s=60.0)
     nodes.now_s += 10.0
-    versions._alive = fails
-    versions.look()
-    versions._alive = listed
+    with monkeypatch.context() as patched:
+        patched.setattr(versions, "_alive", fails)
+        versions.look()
     nodes.here = {"aaaa": "10.0.0.1", "bbbb": "10.0.0.2"}
     nodes.now_s += 10.0
     versions.look()
