@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 class EpisodeServer:
     """Plays the episodes of one round after the other."""
 
-    def __init__(self, make: Callable[[], Any], write: Callable[[dict[str, Any]], None]) -> None:
-        self._make, self._write = make, write
+    def __init__(self, make: Callable[[], Any], parent: "Parent") -> None:
+        self._make, self._parent = make, parent
         self._round = -1
         self._live: dict[int, tuple[Any, int]] = {}  # by episode: its environment, and how many actions it has heard
 
@@ -40,9 +40,9 @@ class EpisodeServer:
             said = await self._advance(call)
         except BaseException as error:  # nobody but user code cancels this task
             await self._end(call["episode"], number)
-            self._write({"id": number, "error": text_of(error), "trace": _trace(error)})
+            self._parent.answer({"id": number, "error": text_of(error), "trace": _trace(error)})
             return
-        self._write({"id": number, **said})
+        self._parent.answer({"id": number, **said})
 
     async def _advance(self, call: dict[str, Any]) -> dict[str, Any]:
         """Play what is missing of the actions; what was said to the last one."""
@@ -70,7 +70,7 @@ class EpisodeServer:
 
     def _begin(self, number: int) -> None:
         """User code runs from now on: its deadline, for call `number`, begins."""
-        self._write({"id": number, "begin": True})
+        self._parent.answer({"id": number, "begin": True})
 
     async def _end(self, episode: int, number: int) -> None:
         environment, _ = self._live.pop(episode, (None, 0))
@@ -156,7 +156,7 @@ async def serve(make: Callable[[], Any], parent: "Parent") -> None:
         loop.call_soon_threadsafe(calls.put_nowait, None)
 
     threading.Thread(target=read, daemon=True).start()
-    player, tasks = EpisodeServer(make, parent.answer), set[asyncio.Task[None]]()
+    player, tasks = EpisodeServer(make, parent), set[asyncio.Task[None]]()
     while (call := await calls.get()) is not None:
         task = asyncio.create_task(player.play(call))
         tasks.add(task)

@@ -6,7 +6,8 @@ driver never waits for it: what is heard is an event of its loop. Whatever fails
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -97,20 +98,25 @@ class NoticeFeed:
         nodes_at_s = 0.0
         while not self._over.is_set():
             if time.monotonic() >= nodes_at_s:
-                self._guarded(self._look_for_nodes)
+                with self._guarded():
+                    self._look_for_nodes()
                 nodes_at_s = time.monotonic() + NODES_S
-            self._guarded(self._look_for_drains)
-            if not self._guarded(self._listen):
+            with self._guarded():
+                self._look_for_drains()
+            listened = False
+            with self._guarded():
+                self._listen()
+                listened = True
+            if not listened:
                 self._over.wait(LOOK_S)
 
-    def _guarded(self, look: Callable[[], None]) -> bool:
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
         """Each way of hearing fails for itself. Ray's own watch ends the run where Ray is lost."""
         try:
-            look()
+            yield
         except Exception as error:  # Ray raises what it likes, and what is private may be gone
             self._trouble(f"Ray cannot be asked about its nodes: {_words(error)}")
-            return False
-        return True
 
     def _look_for_nodes(self) -> None:
         alive = {n["NodeID"]: n["NodeManagerAddress"] for n in ray.nodes() if n["Alive"]}  # type: ignore[no-untyped-call]
