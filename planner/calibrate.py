@@ -19,7 +19,7 @@ from launch.calibrations import calibrations_folder, replace_in_folder
 from launch.config import Config
 from launch.errors import UsageError
 from launch.run.opening import engine_options
-from planner.calibration_plot import Series, draw
+from planner.calibration_plot import draw
 from policies.calibration.costs import CostModel
 from policies.calibration.document import Calibration
 
@@ -171,17 +171,13 @@ def plotted(report: CalibrationReport) -> str:
         (1e3 * one.seconds, 1e3 * (costs.draft_s(Strategy.parse(one.strategy), one.requests) or one.seconds))
         for one in report.calibration.drafts
     ]
-    scatter = [
-        Series("before it was measured", new),
-        Series("with all measurements", known),
-        Series("drafts", drafts),
-    ]
+    scatter = {"before it was measured": new, "with all measurements": known, "drafts": drafts}
     running = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-    gains = [Series(f"{depth} tokens", _gains(costs, depth, running, report.context)) for depth in DEPTHS]
+    gains = {f"{depth} tokens": _gains(costs, depth, running, report.context) for depth in DEPTHS}
     return draw(
         title=f"{report.calibration.key.device}, {report.calibration.key.precision}",
-        scatter=[one for one in scatter if one.points],
-        gains=[one for one in gains if one.points],
+        scatter={name: points for name, points in scatter.items() if points},
+        gains={name: points for name, points in gains.items() if points},
         gains_title=f"speed with free drafts, acceptance {ACCEPTANCE}",
     )
 

@@ -1,22 +1,14 @@
 """The two panels of a calibration, as one SVG file. Owns how they are drawn; knows nothing of what is measured."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-Points = Sequence[tuple[float, float]]
+Series = Mapping[str, Sequence[tuple[float, float]]]  # by name, points (x, y), all above 0
 _COLORS = ("#d9822b", "#2f6db5", "#2a9d8f", "#8a63b8")
 _SIZE, _LEFT, _TOP, _GAP = 340.0, 62.0, 44.0, 96.0  # of a panel; margins; between the panels
 _BOTTOM = 86.0
-
-
-@dataclass(frozen=True, slots=True)
-class Series:
-    """Points (x, y), all above 0."""
-
-    name: str
-    points: Points
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +29,7 @@ class _Axes:
         return self.left + share_x * _SIZE, _TOP + (1 - share_y) * _SIZE
 
 
-def draw(*, title: str, scatter: Sequence[Series], gains: Sequence[Series], gains_title: str) -> str:
+def draw(*, title: str, scatter: Series, gains: Series, gains_title: str) -> str:
     """Left: measured (x) against predicted (y) milliseconds with their diagonal. Right: lines over running requests."""
     width, height = 2 * _SIZE + _LEFT + _GAP + 24, _SIZE + _TOP + _BOTTOM
     parts = [
@@ -52,8 +44,8 @@ def draw(*, title: str, scatter: Sequence[Series], gains: Sequence[Series], gain
     return "\n".join(parts)
 
 
-def _scattered(series: Sequence[Series]) -> Iterator[str]:
-    values = [value for one in series for point in one.points for value in point]
+def _scattered(series: Series) -> Iterator[str]:
+    values = [value for points in series.values() for point in points for value in point]
     if not values:
         return
     low, high = min(values) / 1.25, max(values) * 1.25
@@ -61,30 +53,30 @@ def _scattered(series: Sequence[Series]) -> Iterator[str]:
     yield from _frame(axes, "measured, ms", "predicted, ms", _powers(low, high), _powers(low, high))
     (x1, y1), (x2, y2) = axes.at(low, low), axes.at(high, high)
     yield f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="#888" stroke-dasharray="4 3"/>'
-    for number, one in enumerate(series):
+    for number, (name, points) in enumerate(series.items()):
         color = _COLORS[number % len(_COLORS)]
-        for point in one.points:
+        for point in points:
             x, y = axes.at(*point)
             yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.6" fill="{color}" fill-opacity="0.65"/>'
-        yield from _legend(axes, number, one.name, color)
+        yield from _legend(axes, number, name, color)
 
 
-def _lined(series: Sequence[Series], title: str) -> Iterator[str]:
+def _lined(series: Series, title: str) -> Iterator[str]:
     if not series:
         return
-    xs = [x for one in series for x, _ in one.points]
-    top = max(y for one in series for _, y in one.points) * 1.08
+    xs = [x for points in series.values() for x, _ in points]
+    top = max(y for points in series.values() for _, y in points) * 1.08
     axes = _Axes(_LEFT + _SIZE + _GAP, (min(xs), max(xs)), (0.0, top), log_y=False)
     step = 1 if top > 2.5 else 0.5
     ticks = [step * number for number in range(int(top / step) + 1)]
     yield from _frame(axes, "running requests", title, [x for x in sorted(set(xs)) if math.log2(x) % 1 == 0], ticks)
     (x1, y1), (x2, _) = axes.at(min(xs), 1.0), axes.at(max(xs), 1.0)
     yield f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y1:.1f}" stroke="#888" stroke-dasharray="4 3"/>'
-    for number, one in enumerate(series):
+    for number, (name, points) in enumerate(series.items()):
         color = _COLORS[number % len(_COLORS)]
-        path = " ".join("{:.1f},{:.1f}".format(*axes.at(*point)) for point in one.points)
+        path = " ".join("{:.1f},{:.1f}".format(*axes.at(*point)) for point in points)
         yield f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="2"/>'
-        yield from _legend(axes, number, one.name, color)
+        yield from _legend(axes, number, name, color)
 
 
 def _frame(axes: _Axes, x: str, y: str, x_ticks: Sequence[float], y_ticks: Sequence[float]) -> Iterator[str]:

@@ -27,7 +27,6 @@ from policies.roofline.memory import (
     EngineShape,
     LearnerShape,
     MemoryPlan,
-    TrainerShape,
     plan_colocated,
     plan_learner,
     plan_rollout,
@@ -136,19 +135,19 @@ def memory_plans(
 ) -> tuple[MemoryPlan, ...]:
     """One plan for each kind of GPU that the layout has; none without GPUs."""
     engine, learner = engine_shape(config, net), learner_shape(config)
-    trainer = TrainerShape(micro_step_tokens=config.drafter.micro_step_tokens) if config.drafter.train else None
+    trainer_tokens = config.drafter.micro_step_tokens if config.drafter.train else None
     if config.cluster.layout == "colocated" and engine is not None and learner is not None:
         plan = plan_colocated(
             net,
             engine,
             learner,
-            trainer,
+            trainer_tokens,
             device_bytes,
             engines_sleep=engines_sleep,
             optimizer_away=optimizer_away,
         )
         return (plan,)
-    plans = [] if engine is None else [plan_rollout(net, engine, trainer)]
+    plans = [] if engine is None else [plan_rollout(net, engine, trainer_tokens)]
     return (*plans, *([] if learner is None else [plan_learner(net, learner, device_bytes)]))
 
 

@@ -22,19 +22,16 @@ class KeptStep:
     """One RL step's update: what it was called with, and what came of it."""
 
     step: int
-    sequences: list[TrainSequence]
-    asked: int | None
-    losses: tuple[float, ...]
-    grad_norms: tuple[float, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    step: int
     asked: int | None
     losses: tuple[float, ...]
     grad_norms: tuple[float, ...]
     packed: Columns | Path
+
+    @property
+    def sequences(self) -> list[TrainSequence]:
+        """Unpacked each time. Raises OSError if they are on disk and cannot be read."""
+        packed = self.packed if isinstance(self.packed, dict) else read_arrays(self.packed)
+        return _SEQUENCES.unpack(packed)
 
 
 class KeptSteps:
@@ -43,7 +40,7 @@ class KeptSteps:
 
     def __init__(self, folder: Path, in_memory_bytes: int = IN_MEMORY_BYTES) -> None:
         self._folder, self._limit_bytes = folder, in_memory_bytes
-        self._entries: list[_Entry] = []
+        self._entries: list[KeptStep] = []
         self._in_memory_bytes = 0
         self.bytes = 0  # of all steps
         shutil.rmtree(folder, ignore_errors=True)
@@ -52,10 +49,8 @@ class KeptSteps:
         return len(self._entries)
 
     def __iter__(self) -> Iterator[KeptStep]:
-        """Oldest first, one in memory at a time. Raises OSError if one that is on disk cannot be read."""
-        for entry in self._entries:
-            packed = entry.packed if isinstance(entry.packed, dict) else read_arrays(entry.packed)
-            yield KeptStep(entry.step, _SEQUENCES.unpack(packed), entry.asked, entry.losses, entry.grad_norms)
+        """Oldest first."""
+        return iter(self._entries)
 
     def add(self, step: int, sequences: Sequence[TrainSequence], asked: int | None, result: StepResult) -> None:
         """After the update. The arrays are copied: they may lie in the object store, which is to forget them. Raises
@@ -68,7 +63,7 @@ class KeptSteps:
             write_arrays(place, packed)
         else:
             self._in_memory_bytes += size
-        self._entries.append(_Entry(step, asked, result.losses, result.grad_norms, place))
+        self._entries.append(KeptStep(step, asked, result.losses, result.grad_norms, place))
         self.bytes += size
 
     def clear(self) -> None:

@@ -62,13 +62,6 @@ class LearnerShape:
     adapters: int | None = None  # parameters of low-rank adapters, float32, which alone are trained; None: all are
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainerShape:
-    """The drafter's trainer on an idle worker."""
-
-    micro_step_tokens: int
-
-
 @dataclass(frozen=True, slots=True)
 class MemoryPhase:
     """What lies there at the phase's worst moment, in bytes by name."""
@@ -116,13 +109,14 @@ def plan_colocated(
     net: Network,
     engine: EngineShape,
     learner: LearnerShape,
-    trainer: TrainerShape | None,
+    trainer_tokens: int | None,
     device_bytes: int,
     *,
     engines_sleep: bool,
     optimizer_away: bool,
 ) -> MemoryPlan:
-    """A GPU with engines and a learner rank."""
+    """A GPU with engines and a learner rank. `trainer_tokens`: of a micro-step of the drafter's trainer on an idle
+    worker; None: there is none."""
     kept = _engine_kept(net, engine)
     asleep = kept if engines_sleep else kept | _engine_awake(net, engine)
     resting = _learner_resting(net, learner, away=optimizer_away)
@@ -131,21 +125,21 @@ def plan_colocated(
         MemoryPhase("learning", asleep | _learner_working(net, learner, device_bytes)),
         MemoryPhase("hand-over", asleep | _handing_over(net, learner)),
     ]
-    if trainer is not None:
-        phases.insert(1, MemoryPhase("spot training", kept | resting | _training(net, trainer)))
+    if trainer_tokens is not None:
+        phases.insert(1, MemoryPhase("spot training", kept | resting | _training(net, trainer_tokens)))
     return MemoryPlan("colocated", tuple(phases))
 
 
-def plan_rollout(net: Network, engine: EngineShape, trainer: TrainerShape | None) -> MemoryPlan:
-    """A GPU with engines only."""
+def plan_rollout(net: Network, engine: EngineShape, trainer_tokens: int | None) -> MemoryPlan:
+    """A GPU with engines only. `trainer_tokens`: see `plan_colocated`."""
     kept = _engine_kept(net, engine)
     staging = {"hand-over's pieces": _largest(net) + STAGING_BYTES}
     phases = [
         MemoryPhase("rollout", kept | _engine_awake(net, engine) | _engine_steps(net, engine)),
         MemoryPhase("hand-over", kept | _engine_awake(net, engine) | staging),
     ]
-    if trainer is not None:
-        phases.insert(1, MemoryPhase("spot training", kept | _training(net, trainer)))
+    if trainer_tokens is not None:
+        phases.insert(1, MemoryPhase("spot training", kept | _training(net, trainer_tokens)))
     return MemoryPlan("rollout", tuple(phases))
 
 
@@ -312,10 +306,9 @@ def _largest(net: Network) -> int:
 # The drafter's trainer.
 
 
-def _training(net: Network, trainer: TrainerShape) -> dict[str, int]:
+def _training(net: Network, tokens: int) -> dict[str, int]:
     """Weights, gradients and two moments in float32; the target's tables; one micro-step."""
     tables = net.embedding_parameters * (1 if net.tied else 2)
-    tokens = trainer.micro_step_tokens
     step = tokens * (2 * saved_bytes(net) + 3 * 4 * net.vocab_size)
     return {
         "trainer's drafter": 16 * net.drafter_parameters,

@@ -19,7 +19,6 @@ from policies.roofline.memory import (
     GIB,
     EngineShape,
     LearnerShape,
-    TrainerShape,
     plan_colocated,
     plan_learner,
     plan_rollout,
@@ -31,7 +30,7 @@ H100 = DEVICES["H100"]
 SEVEN = NETWORKS["7b"]
 ENGINE = EngineShape(max_running=128, kv_tokens=262_144, prefill_tokens=8192, most_rows=544, drafter=True)
 LEARNER = LearnerShape(ranks=8, micro_batch_tokens=16_384, checkpointing=True, master_bytes=4, compute_bytes=2)
-TRAINER = TrainerShape(micro_step_tokens=2048)
+TRAINER = 2048  # tokens of a micro-step
 
 
 class _Attention(torch.autograd.Function):
