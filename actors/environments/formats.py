@@ -1,7 +1,5 @@
 """How a model writes tool calls, by its chat template: what we read, and why another one is refused."""
 
-HERMES = "hermes"
-
 
 def format_fault(template: str | None) -> str:
     """Why calls cannot be read in the format that this chat template asks for; "": they are Hermes'. None: plain text,

@@ -7,7 +7,6 @@ import re
 # What keeps its letters: commands, and what is written in the braces of some.
 _KEPT = r"\\(?:text\w*|math\w+|operatorname\*?|begin|end|[mh]box)\s*\{[^{}]*\}|\\[A-Za-z]+"
 _LETTER = re.compile(rf"{_KEPT}|([A-Za-z])")
-_CAPITAL = re.compile(rf"{_KEPT}|([A-Z])")
 _INDEXED = re.compile(rf"{_KEPT}|([EeIi])(?=_)")
 _COMMAND_INDEX = re.compile(r"(\\[A-Za-z]+|[A-Za-z])_(?:\{\s*\\([A-Za-z]+)\s*\}|\\([A-Za-z]+))")
 _WORD_INDEX = re.compile(r"_\{\s*\\(?:text\w*|mathrm|mathit|mbox)\s*\{\s*([A-Za-z0-9]+)\s*\}\s*\}")

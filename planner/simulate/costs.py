@@ -121,7 +121,6 @@ class MeasuredCosts:
     """What passes and drafts were measured to take, carried to other shapes as an engine's policy does it."""
 
     calibration: Calibration
-    chunk_tokens_s: float | None = None  # of prompts
     _passes: PassCosts = field(init=False)
     _drafts: DraftCosts = field(init=False)
     _factors: dict[tuple[int, int], float] = field(default_factory=dict)
