@@ -29,6 +29,11 @@ class Strategy:
     def is_tree(self) -> bool:
         return self.top_k > 1
 
+    @property
+    def chain(self) -> "Strategy":
+        """One path of its depth."""
+        return Strategy(self.drafter, self.depth) if self.is_tree else self
+
     def __str__(self) -> str:
         """`plain`, `suffix:8` (chain of 8) or `eagle:4x2/12` (depth 4, top-k 2, 12 tokens to verify)."""
         if self.depth == 0:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,8 @@ from config.strategy import Strategy
 from contracts.rollout import EngineWindow, Marker, Request, Rollout, SamplingParams, StopRule
 from models.checkpoint import init_model, load_model, save_model
 from models.transformer import Transformer
-from policies.speculation.policy import FixedPolicy
+from policies.speculation.chooser import AdaptivePolicy
+from policies.speculation.policy import FixedPolicy, StrategyPolicy
 from tests.engine.support import (
     FAMILIES,
     VOCAB,
@@ -210,6 +212,37 @@ def test_new_weights_check_text_anew_and_aborts_keep_what_stood(model: Transform
         assert rollout.tokens.tolist() == expected[request_id].tokens[: len(rollout.tokens)].tolist()
 
 
+@pytest.mark.parametrize("mode", ["test:3", "test:3x2/7", "adaptive"])
+def test_requests_without_text_are_drafted_for_beside_checks(model: Transformer, mode: str) -> None:
+    requests = make_requests(8, seed=9, max_new_tokens=60, stop_token_ids=())
+    expected = run(Recorded(model).core, requests)
+    half = {i: tokens for i, tokens in answers(expected).items() if i % 2}
+    records: list[EngineStepRecord] = []
+    if mode == "adaptive":
+        policy: StrategyPolicy = AdaptivePolicy([Strategy.parse("test:3")], max_running=8, exploration=1.0)
+    else:
+        policy = FixedPolicy(Strategy.parse(mode))
+    drafters = {"test": Oracle(expected)}
+    core = NativeEngine(model, options_of(max_running=8), drafters=drafters, policy=policy, on_step=records.append)
+    core.submit(with_early(requests, half))
+    events = drain(core)
+    assert_same(rollouts(events), expected)
+    both = [record for record in records if record.checked and record.drafted]
+    if mode != "adaptive":
+        assert both
+        assert {str(record.strategy) for record in both} == {"test:3"}
+        assert all(record.accepted == record.drafted for record in both), "the oracle is right, and so is the text"
+    uses = [event for event in events if isinstance(event, EngineWindow)]
+    assert sum(use.early.stood for use in uses if use.early is not None) == sum(record.checked for record in records)
+    counts = [count for use in uses for count in use.strategies if count.drafted]
+    told = [prompt for use in uses for prompt in use.prompts]
+    for name in ("drafted", "accepted"):
+        of_steps = sum(getattr(record, name) for record in records)
+        assert sum(getattr(count, name) for count in counts) == of_steps
+        assert sum(getattr(prompt, name) for prompt in told) == of_steps, "text is no drafter's"
+    assert sum(record.emitted for record in records) == sum(len(rollout.tokens) for rollout in expected.values())
+
+
 def test_graphs_hold_no_check_and_lose_none(model: Transformer) -> None:
     """Steps that check run eagerly beside captured ones, which go on afterwards."""
     requests = make_requests(12, prompts=4, seed=6, max_new_tokens=30)
@@ -228,6 +261,32 @@ def test_a_window_says_what_was_checked_and_what_stood(model: Transformer) -> No
     uses = [event.early for event in drain(core) if isinstance(event, EngineWindow) and event.early is not None]
     drawn = sum(len(rollout.tokens) for rollout in expected.values())
     assert 0 < sum(use.stood for use in uses) == sum(use.checked for use in uses) <= drawn
+
+
+@pytest.mark.parametrize("hostile", [False, True])
+def test_what_checks_won_is_the_steps_that_they_spared(model: Transformer, hostile: bool) -> None:
+    """By a clock on which every engine step takes half a second."""
+    requests = make_requests(4, seed=4, max_new_tokens=40, stop_token_ids=())
+    ticks = count()
+    core = NativeEngine(model, options_of(), timer=lambda: next(ticks) / 2)
+    before = core.generate(requests)  # plain decoding, which checks are compared with
+    texts = answers(before)
+    if hostile:  # right in the token that is drawn with the prompt, wrong behind it
+        texts = {i: np.concatenate([text[:1], (text[1:] + 1) % VOCAB]) for i, text in texts.items()}
+    windows: list[EngineWindow] = []
+    again = core.generate(
+        with_early(
+            [replace(request, request_id=request.request_id + 100) for request in requests],
+            {i + 100: text for i, text in texts.items()},
+        ),
+        lambda event: windows.append(event) if isinstance(event, EngineWindow) else None,
+    )
+    assert [again[i + 100].tokens.tolist() for i in texts] == [before[i].tokens.tolist() for i in texts]
+    uses = [window.early for window in windows if window.early is not None]
+    won_s = sum(use.saved_s for use in uses)
+    stood = sum(use.stood for use in uses) / len(requests)
+    assert won_s == pytest.approx(stood / 2)
+    assert stood < 5 if hostile else stood > 35, "of 40: now and then a wrong text is right by chance"
 
 
 def test_rejection_sampling_ignores_early_text(model: Transformer) -> None:

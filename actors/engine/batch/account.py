@@ -7,6 +7,7 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
+from actors.engine.batch.early import rest_of, unchecked
 from actors.engine.batch.plan import StepPlan
 from actors.engine.batch.slots import SlotTable
 from actors.engine.batch.speculation import Speculator
@@ -15,10 +16,11 @@ from actors.engine.batch.telemetry import EngineStepRecord, Occupancy, PromptMet
 from actors.engine.calibrated import PassNews
 from config.strategy import PLAIN, Strategy
 from contracts.rollout import EarlyUse, EngineWindow, PassEvent
-from policies.speculation.policy import Reason
+from policies.speculation.policy import Reason, StrategyPolicy
 from policies.steps import NO_REQUESTS, Load, StepKind, StepOutcome
 
 _NOTHING: dict[str, NDArray[np.int64]] = {}
+LIKE = 8  # steps of a number of requests over which what a token takes is averaged
 SAMPLED = 8  # of so many plain steps one is compared with its prediction: they are short, and telemetry is a sample
 
 
@@ -40,7 +42,7 @@ class StepAccount:
         self._start_s = 0.0
         self._fresh_weights = False
         self._turn = 0
-        self._plain_s: dict[int, float] = {}  # without a policy: of the last plain step, by bits of requests
+        self._token_s: dict[int, float] = {}  # a token of every request, drafts included, by bits of their number
         self._slots, self._evaluation = NO_REQUESTS, False  # whether those of the slots are an evaluation's
 
     def begin(self) -> None:
@@ -59,52 +61,6 @@ class StepAccount:
     def passes(self, window: EngineWindow, *, idle: bool) -> list[PassEvent]:
         """After a window that was cut: what is new of the engine's passes."""
         return [] if self._news is None else self._news.after_window(window, idle=idle)
-
-    def checked(
-        self,
-        plan: StepPlan,
-        load: Load,
-        checked: StepDrafts,
-        settled: Settled,
-        occupancy: Occupancy,
-        now_s: float,
-    ) -> EngineWindow | None:
-        """As `count`, for a step that checked early text and drafted nothing: its time tells what rows cost, and says
-        nothing about a strategy."""
-        elapsed_s, policy = self._timer() - self._start_s, self._speculator.policy
-        ended = self._cut_between(plan, occupancy, now_s)
-        self._fresh_weights = False
-        if policy is not None:
-            policy.record(_costs_alone(self._evaluation, PLAIN, load, plan.prefill_tokens + checked.drafted, elapsed_s))
-        emitted, decoding = settled.new_tokens, load.running
-        plain_s = self._plain_s.get(decoding.bit_length()) if policy is None else policy.plain_s(load)
-        saved_s = 0.0 if plain_s is None or not decoding else plain_s * emitted / decoding - elapsed_s
-        self._meter.count(now_s, plan.prefill_tokens, emitted, decoding, occupancy.running, PLAIN, 0.0)
-        self._meter.count_early(
-            EarlyUse(
-                engine_steps=1,
-                checked=checked.drafted,
-                stood=settled.accepted_tokens,
-                seconds=elapsed_s,
-                saved_s=saved_s,
-            )
-        )
-        if self._on_step is not None:
-            record = EngineStepRecord(
-                at_s=now_s,
-                running=decoding,
-                context_tokens=load.context_tokens,
-                strategy=PLAIN,
-                drafted=0,
-                accepted=0,
-                emitted=emitted,
-                elapsed_s=elapsed_s,
-                draft_s=0.0,
-                prefill_tokens=plan.prefill_tokens,
-                checked=checked.drafted,
-            )
-            self._on_step(record)
-        return ended
 
     def _cut_between(self, plan: StepPlan, occupancy: Occupancy, now_s: float) -> EngineWindow | None:
         """The window that ends because the step at hand is an evaluation's and those before were not, or the other way
@@ -127,19 +83,26 @@ class StepAccount:
         now_s: float,
         *,
         undisturbed: bool,
+        checked: StepDrafts | None = None,
     ) -> EngineWindow | None:
         """A step that began at now_s (clock) and at `begin` (timer). `undisturbed`: nothing but decoding and drafting
-        took its time. Returns the window that it ended: no window has steps of an evaluation beside others."""
+        took its time. `checked`: early text that it checked beside `drafts` of the other requests; its time then tells
+        what rows cost, and nothing about a strategy. Returns the window that it ended: no window has steps of an
+        evaluation beside others."""
         speculator, meter, policy, decoding = self._speculator, self._meter, self._speculator.policy, load.running
         drafted, emitted = 0 if drafts is None else drafts.drafted, settled.new_tokens
         elapsed_s = self._timer() - self._start_s
-        typical = undisturbed and not (plan.prefill_tokens or self._fresh_weights)
+        typical = undisturbed and checked is None and not (plan.prefill_tokens or self._fresh_weights)
         self._fresh_weights = False
         ended = self._cut_between(plan, occupancy, now_s)
         evaluation = self._evaluation
         expected_s: float | None = None
         reason: Reason | None = None
-        if policy is not None and decoding:
+        accepted, stood = settled.accepted_tokens, settled.accepted  # of drafts
+        if checked is not None:
+            stood = self._checked(policy, plan, strategy, load, drafts, settled, checked, elapsed_s)
+            accepted = 0 if stood is None else int(stood.sum())
+        elif policy is not None and decoding:
             by_request = _NOTHING  # A plain step of a small model takes 100 us: nothing is built for it in vain.
             if drafts is not None or speculator.room is not None:
                 by_request = _by_request(plan, self._table, drafts, settled, speculator.room)
@@ -164,8 +127,10 @@ class StepAccount:
         elif policy is not None and plan.prefill_tokens:  # its time tells what many rows cost
             policy.record(_costs_alone(evaluation, strategy, load, plan.prefill_tokens, elapsed_s))
         timed_s = elapsed_s if typical else 0.0
-        if policy is None and typical:  # what early text will be compared with
-            self._plain_s[decoding.bit_length()] = elapsed_s
+        if typical and emitted:  # what early text will be compared with
+            bits, token_s = decoding.bit_length(), elapsed_s * decoding / emitted
+            before_s = self._token_s.get(bits, token_s)
+            self._token_s[bits] = before_s + (token_s - before_s) / LIKE
         meter.count(now_s, plan.prefill_tokens, emitted, decoding, occupancy.running, strategy, timed_s)
         if policy is not None and reason is not None:
             meter.count_choice(reason, policy.advantage if reason is Reason.PLAIN_IS_FASTER else None)
@@ -177,9 +142,9 @@ class StepAccount:
             if plain_s is not None:  # a verification takes no less time than a plain step of the same requests
                 saved_s, most_s = plain_s * emitted / decoding - elapsed_s, elapsed_s * (emitted / decoding - 1)
             draft_s = speculator.draft_s if typical else 0.0
-            meter.count_drafting(drafted, settled.accepted_tokens, draft_s, saved_s, most_s)
-            if drafts is not None and settled.accepted is not None:
-                meter.count_depths(drafts.reached, settled.accepted)
+            meter.count_drafting(drafted, accepted, draft_s, saved_s, most_s)
+            if drafts is not None and stood is not None:
+                meter.count_depths(drafts.reached, stood)
         if self._on_step is not None:
             record = EngineStepRecord(
                 at_s=now_s,
@@ -187,16 +152,68 @@ class StepAccount:
                 context_tokens=load.context_tokens,
                 strategy=strategy,
                 drafted=drafted,
-                accepted=settled.accepted_tokens,
+                accepted=accepted,
                 emitted=emitted,
                 elapsed_s=elapsed_s,
                 draft_s=speculator.draft_s,
                 prefill_tokens=plan.prefill_tokens,
                 expected_s=expected_s,
                 reason=reason,
+                checked=0 if checked is None else checked.drafted,
             )
             self._on_step(record)
         return ended
+
+    def _checked(
+        self,
+        policy: StrategyPolicy | None,
+        plan: StepPlan,
+        strategy: Strategy,
+        load: Load,
+        drafts: StepDrafts | None,
+        settled: Settled,
+        checked: StepDrafts,
+        elapsed_s: float,
+    ) -> NDArray[np.int64] | None:
+        """What the checks won, and what the policy learns of the drafts beside them. Returns how many of each of those
+        were accepted; None: there were none."""
+        speculator, stood = self._speculator, None
+        outcome = _costs_alone(self._evaluation, PLAIN, load, plan.prefill_tokens + checked.drafted, elapsed_s)
+        rest = rest_of(plan, checked)
+        if drafts is not None and rest is not None and settled.accepted is not None:
+            stood = settled.accepted[unchecked(plan, checked)[plan.samples]]
+            own = speculator.chosen_for
+            outcome = StepOutcome(
+                kind=_kind(self._evaluation, False, False),
+                strategy=strategy,
+                load=own,
+                # The rows of whoever is checked are to drafts what those of prompts are.
+                prompt_tokens=plan.prefill_tokens + checked.drafted + load.running - own.running,
+                drafted=drafts.drafted,
+                accepted=int(stood.sum()),
+                elapsed_s=elapsed_s,
+                draft_s=speculator.draft_s,
+                prompt_ids=self._table.prompt_id[rest.slots],
+                reached=drafts.reached,
+                stood=stood,
+                room=speculator.room,
+            )
+        if policy is not None:
+            policy.record(outcome)
+        decoding, emitted = load.running, settled.new_tokens
+        token_s = self._token_s.get(decoding.bit_length())
+        if token_s is None and policy is not None:
+            token_s = policy.plain_s(load)
+        self._meter.count_early(
+            EarlyUse(
+                engine_steps=1,
+                checked=checked.drafted,
+                stood=settled.accepted_tokens - (0 if stood is None else int(stood.sum())),
+                seconds=elapsed_s,
+                saved_s=0.0 if token_s is None or not decoding else token_s * emitted / decoding - elapsed_s,
+            )
+        )
+        return stood
 
 
 def _kind(evaluation: bool, typical: bool, caught_up: bool) -> StepKind:

@@ -137,9 +137,38 @@ class EarlyTexts:
 
     def uncount(self, plan: StepPlan, checked: StepDrafts, settled: Settled) -> None:
         """What the table counts as drafted is what drafters are judged by: early text is none of theirs."""
+        counts = checked.counts[plan.samples]
+        own = counts > 0
+        slots = plan.slots[plan.samples][own]
         if settled.accepted is not None:
-            slots = plan.slots[plan.samples]
-            self._table.drafted[slots] -= checked.counts[plan.samples]
-            self._table.accepted[slots] -= settled.accepted
+            self._table.drafted[slots] -= counts[own]
+            self._table.accepted[slots] -= settled.accepted[own]
         if settled.emitted is not None:  # nor are the steps that it spared
-            self._table.spared_steps[plan.slots[plan.samples]] -= settled.emitted - 1
+            self._table.spared_steps[slots] -= settled.emitted[own] - 1
+
+
+def unchecked(plan: StepPlan, checked: StepDrafts) -> NDArray[np.bool_]:
+    """[R]: requests that decode, and have no early text in this step."""
+    found: NDArray[np.bool_] = (checked.counts == 0) & (plan.rows == 1) & plan.samples
+    return found
+
+
+def rest_of(plan: StepPlan, checked: StepDrafts) -> StepPlan | None:
+    """What drafters may draft for beside the checks, as if those were prompt chunks; None: every request is checked."""
+    places = unchecked(plan, checked)
+    if not places.any():
+        return None
+    beside = plan.prefill_tokens + checked.drafted
+    return StepPlan(plan.slots[places], plan.rows[places], plan.samples[places], prefill_tokens=beside)
+
+
+def together(plan: StepPlan, checked: StepDrafts, drafts: StepDrafts | None) -> StepDrafts:
+    """Early text, and the chains that were drafted for `rest_of` the plan, in one step."""
+    if drafts is None:
+        return checked
+    places, widths = unchecked(plan, checked), (checked.tokens.shape[1], drafts.tokens.shape[1])
+    counts, tokens = checked.counts.copy(), np.full((len(checked.tokens), max(widths)), -1, np.int64)
+    counts[places] = drafts.counts
+    tokens[:, : widths[0]] = checked.tokens
+    tokens[places[plan.samples], : widths[1]] = drafts.tokens
+    return StepDrafts(counts=counts, tokens=tokens, drafted=checked.drafted + drafts.drafted)

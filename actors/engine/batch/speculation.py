@@ -261,6 +261,11 @@ class Speculator:
         self._load = Load(len(slots), waiting, self._context_tokens, self._prompt_ids)
         return self._load
 
+    @property
+    def chosen_for(self) -> Load:
+        """What the last step decoded, or of a step with early text what was left to draft for."""
+        return self._load
+
     def drew(self, new_tokens: int) -> None:
         """The step brought its requests so many tokens."""
         self._context_tokens += new_tokens

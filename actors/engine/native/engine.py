@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from actors.engine.batch.account import StepAccount
-from actors.engine.batch.early import ROWS, EarlyTexts
+from actors.engine.batch.early import ROWS, EarlyTexts, rest_of, together
 from actors.engine.batch.engine import BatchEngine
 from actors.engine.batch.intake import EngineLimits
 from actors.engine.batch.plan import SlotWatcher, StepPlan, Ticket
@@ -334,19 +334,31 @@ class NativeEngine(BatchEngine):
         if plan.copies:  # before anything reads them: drafters may
             self._runner.copy_blocks(plan.copies)
         checked = None if self._early is None else self._early.draft(plan, self._scheduler.reserve_drafts)
-        strategy = PLAIN if checked is not None else self._speculator.choose(load)
-        drafts = checked or self._speculator.draft(plan, strategy, self._scheduler.reserve_drafts)
-        draws = self._run(plan, load, drafts)
-        settled = self._enter(plan, draws, drafts, checked)
+        rest = plan if checked is None else rest_of(plan, checked)
+        strategy = PLAIN
+        if rest is not None:
+            own = load if rest is plan else self._speculator.load_of(rest, self._scheduler.waiting)
+            strategy = self._speculator.choose(own)
+            if rest is not plan:  # no trees beside early text, which is a chain of many tokens
+                strategy = strategy.chain
+        drafts = self._speculator.draft(rest or plan, strategy, self._scheduler.reserve_drafts)
+        verified = drafts if checked is None else together(plan, checked, drafts)
+        draws = self._run(plan, load, verified)
+        settled = self._enter(plan, draws, verified, checked)
         self._speculator.drew(settled.new_tokens)
         if self._early is not None:
             self._early.drew(plan)
-        if checked is not None:
-            self._tell(self._account.checked(plan, load, checked, settled, self._scheduler, now_s))
-            return
         undisturbed = not (plan.copies or draws.captured or self._speculator.captured)
         window = self._account.count(
-            plan, strategy, load, drafts, settled, self._scheduler, now_s, undisturbed=undisturbed
+            plan,
+            strategy,
+            load,
+            drafts,
+            settled,
+            self._scheduler,
+            now_s,
+            undisturbed=undisturbed,
+            checked=checked,
         )
         self._tell(window)
 
@@ -383,8 +395,8 @@ class NativeEngine(BatchEngine):
     def _enter(
         self, plan: StepPlan, draws: Draws, drafts: StepDrafts | None, checked: StepDrafts | None = None
     ) -> Settled:
-        """Enter what was computed and drawn into the table; end and report requests. `checked`: the drafts, where they
-        are early text."""
+        """Enter what was computed and drawn into the table; end and report requests. `checked`: the drafts that are
+        early text."""
         keeping = self._hidden is not None or self._recording is not None
         first = self._table.computed[plan.slots] if keeping else None
         settled = self._steps.settle(

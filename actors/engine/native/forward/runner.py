@@ -61,7 +61,7 @@ class ModelRunner:
         follows: bool = False,
     ) -> None:
         """recorded: layers whose outputs stand before the final state in `Draws.rows`. keep_rows: somebody reads them.
-        make_memory: what holds the KV cache. checked_rows: of early text in a step that drafts nothing else.
+        make_memory: what holds the KV cache. checked_rows: of early text in a step.
         followers: the other ranks of this model, which do what this one does. follows: it is one of them, and draws
         nothing."""
         self._followers, self._follows = followers, follows
@@ -110,7 +110,7 @@ class ModelRunner:
         """Make room for up to `max_nodes` drafted tokens per request and step."""
         self._tell(Resize(max_nodes))
         slots = len(self._table.length)
-        max_rows = slots + max(slots * max_nodes, self._checked_rows) + self._chunk_tokens
+        max_rows = slots * (1 + max_nodes) + self._checked_rows + self._chunk_tokens
         self._no_cutoff = torch.full((max_rows,), -torch.inf)
         self._steps.resize(max_rows, slots * (1 + max_nodes) ** 2)
         if self._device_steps is not None:
