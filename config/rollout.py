@@ -182,9 +182,12 @@ class RolloutOptions(BaseModel, frozen=True, extra="forbid"):
         ),
     ] = 0
     lookahead: Annotated[
-        Literal["auto", "off"],
-        Field(description="idle workers sample the next step early; no token changes (docs/concepts/lookahead.md)"),
-    ] = "off"
+        Literal["auto", "always", "off"],
+        Field(
+            description="idle workers sample the next step early; auto: with devices of their own, while it pays; "
+            "no token changes (docs/concepts/lookahead.md)"
+        ),
+    ] = "auto"
     probe_first: Annotated[
         bool,
         Field(

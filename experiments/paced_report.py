@@ -27,8 +27,10 @@ NAMES = {
     "efficient_rollout": "[EfficientRollout](../systems/efficient_rollout.md)",
     "tlt": "[TLT](../systems/tlt.md)",
     "default": "default: all drafters",
+    "default-not-ahead": "default without lookahead",
     "lookahead": "lookahead, no drafts",
     "das-lookahead": "DAS and lookahead",
+    "das-auto": "DAS, lookahead: auto",
     "rounds": "[rounds by length](../concepts/rounds.md), no drafts",
     "das-rounds": "DAS and rounds by length",
 }

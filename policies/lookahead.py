@@ -1,41 +1,73 @@
-"""Whether looking ahead pays: by what engines measured of early text. Pure; the driver asks once per RL step.
+"""Whether looking ahead pays, and how much of it to do: by what engines and the driver measured. Pure.
 
 Sampling early costs nothing where a worker would stand idle. Checking the text costs the step that it was made for: it
-pays while (share that stands) x (seconds to decode it plainly) > (seconds to check it). Engines measure both sides step
-by step (`contracts.rollout.EarlyUse.saved_s`), so that the sum over an RL step is what it won. After a step that lost,
-a number of steps passes before it is tried again, twice as many after each loss in a row.
+pays while (share that stands) x (seconds to decode it) > (seconds to check it). Engines measure both sides step by step
+(`contracts.rollout.EarlyUse.saved_s`), and the driver its own seconds. What was lost is owed: it is paid back at SHARE
+of the time that RL steps take, and until then nothing is sampled ahead. Then a probe of few prompts asks again.
 """
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 
+SHARE = 0.02  # of engines' and driver's time that looking ahead may lose
+PROBE = 1 / 8  # of an RL step's prompts
 _PAST = 0.7  # of what was won before, per RL step: the weights move on
 _FIRST_PAUSE = 4  # RL steps
 _LONGEST_PAUSE = 64
 
 
+class Extent(StrEnum):
+    """Of looking ahead in the next RL step."""
+
+    ALL = "all"
+    PROBE = "probe"
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """Of one RL step, all workers: seconds of engines and of the driver together."""
+
+    checked: int  # early tokens
+    won_s: float  # decoding seconds of the tokens that checks brought, less those of the checks; below 0: lost
+    own_s: float  # that the driver spent on it
+    all_s: float  # the RL step, times the workers
+
+    @property
+    def net_s(self) -> float:
+        return self.won_s - self.own_s
+
+
 @dataclass(slots=True)
 class Worth:
-    """`observe` once per RL step; then `pays`."""
+    """`observe` once per RL step; `extent` is then the next one's. While nothing was measured it is ALL: how much one
+    text can lose is bounded where it is checked (`actors.engine.batch.early.MISSES`)."""
 
+    extent: Extent = Extent.ALL
     won_s: float = 0.0  # decayed sum
+    owed_s: float = 0.0  # lost and not yet paid back
     _pause: int = _FIRST_PAUSE
     _left: int = field(default=0)
 
-    @property
-    def pays(self) -> bool:
-        """Look ahead from this RL step on. While nothing was measured, yes: idle seconds cost nothing."""
-        return self._left == 0
-
-    def observe(self, checked: int, won_s: float) -> None:
-        """Of one RL step: early tokens that were checked, and seconds won (below 0: lost)."""
-        if self._left:
-            self._left -= 1
-            return
-        if not checked:
-            return
-        self.won_s = _PAST * self.won_s + won_s
-        if self.won_s >= 0.0:
-            self._pause = _FIRST_PAUSE
-            return
-        self.won_s, self._left = 0.0, self._pause
-        self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+    def observe(self, measured: Measured) -> str:
+        """Returns why the extent changed; empty where it did not."""
+        before = self.extent
+        self.owed_s = max(self.owed_s - SHARE * measured.all_s, 0.0)
+        if self.extent is Extent.NONE:
+            self.owed_s += max(-measured.net_s, 0.0)  # of text that was sampled before
+            self._left = max(self._left - 1, 0)
+            if not self._left and not self.owed_s:
+                self.extent = Extent.PROBE
+                return "a probe: what was lost is paid back"
+            return ""
+        self.won_s = min(self.won_s, _PAST * self.won_s) + measured.net_s
+        if not measured.checked and self.won_s >= -SHARE * measured.all_s:
+            return ""  # what was spent comes to be judged with the text that it brought
+        if self.won_s < 0.0:
+            self.owed_s -= self.won_s
+            lost = f"{-measured.net_s:.2g} s of {measured.all_s:.3g} s were lost"
+            self.won_s, self.extent, self._left = 0.0, Extent.NONE, self._pause
+            self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+            return f"stopped for {self._left} RL steps at least: {lost}"
+        self.extent, self._pause = Extent.ALL, _FIRST_PAUSE
+        return "" if self.extent is before else f"on again: the probe won {measured.net_s:.2g} s"

@@ -68,11 +68,6 @@ class RaySession:
     dashboard_url: str | None
 
 
-def attaches(address: str | None) -> bool:
-    """Whether `ray_session(address=address)` attaches to a cluster that was there before."""
-    return (address or os.environ.get("RAY_ADDRESS") or "local") != "local"
-
-
 @contextmanager
 def ray_session(
     *,

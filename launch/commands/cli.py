@@ -193,7 +193,6 @@ def show_config(
     """Print the resolved configuration with the source of every value, and warn about what this machine lacks."""
     with failures(debug, into_pipe=True):
         from launch.config.bias import biases_of
-        from launch.config.lookahead import no_lookahead
         from launch.config.manual import schema_markdown
         from launch.config.show import resolved_lines
 
@@ -213,8 +212,6 @@ def show_config(
             typer.secho(f"warning: {issue}", fg="yellow", err=True)
         for reason in biases_of(loaded.config):
             typer.secho(f"biased: {reason}", fg="yellow", err=True)
-        if loaded.config.rollout.lookahead != "off" and (why := no_lookahead(loaded.config)) is not None:
-            typer.secho(f"rollout.lookahead: off here: {why}", fg="yellow", err=True)
 
 
 @app.command("plan-graphs", cls=WithOverrides)

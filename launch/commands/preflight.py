@@ -67,7 +67,7 @@ def _coordinator(config: Config) -> Iterator[Issue]:
     from coordinator.service import host_faults
     from coordinator.transport.security import WORKER, client_keys, server_keys
     from coordinator.wire import DRIVER
-    from launch.cluster.session import attaches
+    from launch.cluster.address import attaches
 
     options = config.coordinator
     if options.curve.directory is not None:

@@ -14,6 +14,7 @@ from launch.config.check_lengths import length_issues
 from launch.config.check_lora import lora_issues
 from launch.config.check_speculation import speculation_issues
 from launch.config.issues import Issue
+from launch.config.lookahead import lookahead_issues
 from launch.config.rules import rule_issues
 from policies.roofline.devices import DEVICES, device_named
 
@@ -26,7 +27,7 @@ def check_values(config: Config, *, training: bool = True) -> list[Issue]:
     """Contradictions between keys; pure. `training`: whether something will be trained."""
     rules = (
         *(rule_issues, _run, _objective, _rollout, speculation_issues, data_issues, _coordinator, _layout),
-        *(length_issues, lora_issues),
+        *(length_issues, lora_issues, lookahead_issues),
     )
     missing = [MISSING_TRAIN] if training and not config.train_sets else []
     return [*missing, *(issue for rule in rules for issue in rule(config))]

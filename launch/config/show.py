@@ -8,6 +8,7 @@ from pydantic import BaseModel
 from config.tree import Config
 from launch.config.document import dump
 from launch.config.load import Loaded
+from launch.config.lookahead import KEY, lookahead_text
 from launch.config.schema import render
 
 
@@ -38,7 +39,15 @@ def _value(value: Any, label: str, loaded: Loaded, key: str, indent: str, depth:
             yield f"{indent}  - {first.lstrip()}", source
             yield from inner[1:]
     else:
-        yield f"{indent}{label}: {_scalar(value)}", loaded.source(key)
+        yield f"{indent}{label}: {_scalar(value)}", _source(loaded, key)
+
+
+def _source(loaded: Loaded, key: str) -> str:
+    """Where the value comes from; of lookahead also what it does here."""
+    source, config = loaded.source(key), loaded.config
+    if key != KEY or config.rollout.lookahead == "off":
+        return source
+    return f"{source}; {lookahead_text(config)}"
 
 
 def _scalar(value: Any) -> str:

@@ -69,11 +69,12 @@ class RolloutDispatcher:
         placed: Callable[[str], bool] = lambda name: True,
         refused: Mapping[str, str] = MappingProxyType({}),
         ahead_meanwhile: bool = False,
+        ahead_apart: bool = False,
     ) -> None:
         """`spawn(name)` makes a worker. `placed(name)`: the worker's place is there; one that waits for it uses up no
         restart while others are up. `refused`: nodes (ids) where no worker may be now, and why. `ahead_meanwhile`:
-        workers look ahead (`early`) outside of runs too."""
-        self._context, self._options = context, options
+        workers look ahead (`early`) outside of runs too. `ahead_apart`: only those on whose node no worker decodes."""
+        self._context, self._options, self._ahead_apart = context, options, ahead_apart
         self.early = EarlySampling(meanwhile=ahead_meanwhile)
         self._requests = Requests(
             max_retries=options.max_retries, context=context, early=self.early, probes=options.probe_first
@@ -204,6 +205,9 @@ class RolloutDispatcher:
         self._context.loop.turn()
 
     def _look_ahead(self, seats: Iterable[Seat]) -> None:
+        if self._ahead_apart:
+            decoding = {seat.node_id for seat in self._seats.by_name.values() if self._requests.running(seat.name)}
+            seats = [seat for seat in seats if seat.node_id not in decoding]
         if self._seats.running or self.early.meanwhile:
             most = self._options.engine.max_running
             self._requests.look_ahead(seats, most=most, workers=len(self._seats.by_name))
@@ -334,7 +338,10 @@ class RolloutDispatcher:
                 self._requests.preempted(event.preempted)
                 if event.early is not None and not event.evaluation:
                     self.early.used(event.early)
-                seat.spans.window(event, "early" if self.early.holds(seat.name) else "decode")
+                ahead = self.early.holds(seat.name)
+                if ahead:
+                    self.early.tally.spent_s += event.end_s - event.start_s
+                seat.spans.window(event, "early" if ahead else "decode")
                 self._context.loop.tell(WorkerSampled(seat.name, event))
             case PassEvent():
                 self._context.loop.tell(WorkerMeasured(seat.name, event))

@@ -29,6 +29,7 @@ class EarlyTally:
     """Since it was taken last, of real requests that have ended."""
 
     sampled: int = 0  # tokens sampled ahead
+    spent_s: float = 0.0  # engine seconds of idle workers for that
     responses: int = 0  # that came with early text
     tokens: int = 0  # of their early text
     stood: int = 0  # of those, before the first difference

@@ -20,7 +20,7 @@ from actors.data_buffer import DataBufferActor
 from actors.identity import unique_name
 from config.coordinator import LOOPBACK, CoordinatorOptions
 from coordinator.transport.security import Keys
-from launch.cluster.session import attaches
+from launch.cluster.address import attaches
 from launch.config import Config
 from launch.dispatch import worker_name
 from launch.run_folder import log_file

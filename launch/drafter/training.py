@@ -81,6 +81,7 @@ class DrafterTraining:
         self._joined: set[str] = set()  # of them, those that the coordinator does not know from its start
         self._drains: dict[str, tuple[Any, str]] = {}  # by node id: what the coordinator will answer, and why
         self.trains = False  # workers without requests may train now
+        self.yields = False  # ... but not in this RL step: they sample the next one early (rollout.lookahead)
         self._step = 0  # the RL step that samples, or sampled last
         self._trained = self._collapsed = False  # since the last record
         self._target_version = 0
@@ -140,8 +141,12 @@ class DrafterTraining:
         self._step = step
         self._admit()
         self._hand_out(dispatcher)
-        self.trains = self._wanted and self._drift.due(step)
+        self.trains = self.due(step) and not self.yields
         self._driver.rollout_started(step, train=self.trains)
+
+    def due(self, step: int) -> bool:
+        """Idle workers have something to learn in RL step `step`."""
+        return self._wanted and self._drift.due(step)
 
     def left(self, worker: str) -> None:
         """The worker is gone for good."""

@@ -96,7 +96,7 @@ def left_out(config: Config) -> Iterator[str]:
         yield f"one engine instead of {config.rollout.workers.max} workers"
     if config.drafter.train:
         yield "no drafter is trained"
-    if config.rollout.lookahead != "off":
+    if config.rollout.lookahead == "always":
         yield "nothing is sampled ahead (rollout.lookahead)"
 
 

@@ -6,7 +6,7 @@ Owns the record of drafter.jsonl and the metrics `drafter/*`. Pure: no files, no
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, assert_never
 
@@ -23,7 +23,8 @@ from contracts.spot import (
     TrainStarted,
     TrainStopped,
 )
-from launch.observe.speculation import StepSpeculation, by_drafter, thinned
+from launch.observe.speculation import StepSpeculation, by_drafter, drafter_of, thinned
+from policies.drafter.acceptance import AcceptanceTally
 from policies.drafter.lineage import micro_steps
 
 TRAIN_SPAN = "train_drafter"  # on the worker's row of the timeline
@@ -57,6 +58,7 @@ class StepDrafter:
     published: Sequence[int] = ()  # versions
     rolled_back: Sequence[int] = ()
     drafted: DraftCounts | None = None  # what engines did with it
+    acceptance: AcceptanceTally = field(default_factory=AcceptanceTally)  # the same by strategy
 
     def metrics(self) -> dict[str, float]:
         """Scalars `drafter/*`; what has no value is left out."""
@@ -171,7 +173,11 @@ class DrafterMeter:
         names = "preempted", "failures", "recorded_bytes", "recording_skipped"
         counts = {name: float(self._counts[name]) for name in names} | {"recording_s": self._recording_s}
         counts |= {"published": float(len(self._published)), "rolled_back": float(len(self._rolled_back))}
-        used = by_drafter(speculation.strategies).get(TRAINED) if speculation is not None else None
+        strategies = {} if speculation is None else speculation.strategies
+        used, acceptance = by_drafter(strategies).get(TRAINED), AcceptanceTally()
+        for name, done in strategies.items():
+            if drafter_of(name) == TRAINED:
+                acceptance.add(name, done.drafted, done.accepted)
         taken = StepDrafter(
             updates=merged(self._steps),
             worker_s=sum(step.seconds for step in self._steps),
@@ -180,6 +186,7 @@ class DrafterMeter:
             published=tuple(self._published),
             rolled_back=tuple(self._rolled_back),
             drafted=used,
+            acceptance=acceptance,
         )
         self._clear()
         return taken

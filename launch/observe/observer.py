@@ -39,7 +39,7 @@ FILES = (
 )
 END_EVENTS = frozenset({"finished", "interrupted", "failed"})
 GAUGE_PERIOD_S = 2.0  # of what changes within an RL step; Ray hands gauges on every few seconds
-QUIET_EVENTS = frozenset({"checkpoint", "phase"})  # written, not printed
+QUIET_EVENTS = frozenset({"checkpoint", "lookahead", "phase"})  # written, not printed
 
 
 class Observer(RunObserver):

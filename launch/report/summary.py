@@ -144,7 +144,7 @@ def summarise(run_dir: Path) -> RunSummary:
         eval_masters=_masters(rows, evals),
         speculation=speculation_summary(speculated),
         rounds=rounds_text(steps),
-        lookahead=lookahead_text(steps),
+        lookahead=lookahead_text(steps, events),
         drafter=drafter_summary(read(run_dir / "drafter.jsonl"), speculated),
         token_budget=token_budget_summary(steps, read(run_dir / "budget.jsonl"), events),
         objective=_text(run_options(run_dir, "objective").get("name")),
@@ -187,8 +187,8 @@ def rounds_text(steps: Sequence[Mapping[str, Any]]) -> str | None:
     return f"{short} short, {len(rounds) - short} long; {put_off:.0f} tokens put off{left}; biased: order"
 
 
-def lookahead_text(steps: Sequence[Mapping[str, Any]]) -> str | None:
-    """From the records of RL steps; None where nothing was sampled ahead."""
+def lookahead_text(steps: Sequence[Mapping[str, Any]], events: Sequence[Mapping[str, Any]] = ()) -> str | None:
+    """From the records of RL steps; None where nothing was sampled ahead. Its last words are why the run stopped it."""
     sampled = round(math.fsum(numbers(steps, "lookahead/sampled_tokens")))
     if not sampled:
         return None
@@ -196,7 +196,10 @@ def lookahead_text(steps: Sequence[Mapping[str, Any]]) -> str | None:
     stood = math.fsum(s["lookahead/tokens"] * s["lookahead/stood"] for s in steps if "lookahead/stood" in s)
     won_s = math.fsum(numbers(steps, "lookahead/won_s"))
     stands = f"; of {given:.0f} that were checked {100 * stood / given:.0f} % stood" if given else ""
-    return f"{sampled} tokens sampled ahead{stands}; {abs(won_s):.1f} engine seconds {'won' if won_s >= 0 else 'lost'}"
+    said = next((str(event["message"]) for event in reversed(events) if event["kind"] == "lookahead"), "")
+    stopped = f"; {said}" if said.startswith("stopped") else ""
+    won = f"{abs(won_s):.1f} engine seconds {'won' if won_s >= 0 else 'lost'}"
+    return f"{sampled} tokens sampled ahead{stands}; {won}{stopped}"
 
 
 def speculation_summary(records: Sequence[Mapping[str, Any]]) -> SpeculationSummary | None:

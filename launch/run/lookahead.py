@@ -3,6 +3,8 @@ brought. Owns no text: that is the dispatcher's. It never decides what is asked 
 it: all of it may be lost, so nothing of it is in a checkpoint.
 """
 
+import math
+import time
 from copy import deepcopy
 from dataclasses import dataclass, field
 
@@ -12,9 +14,11 @@ from contracts.rollout import SamplingParams, StopRule
 from launch.batch import Batch
 from launch.config import Config
 from launch.dispatch.early import EarlySampling
+from launch.observe import StepDrafter
 from launch.run.skip import next_picks
+from policies.idle import IdleTime, IdleUse, Turn
 from policies.lengths import LengthModel
-from policies.lookahead import Worth
+from policies.lookahead import PROBE, Extent, Measured, Worth
 
 
 @dataclass(slots=True, kw_only=True)
@@ -27,16 +31,27 @@ class Lookahead:
     sampling: SamplingParams
     stop: StopRule | None
     worth: Worth = field(default_factory=Worth)
+    idle: IdleTime | None = None  # None: no drafter wants the idle seconds
+    own_s: float = 0.0  # that planning took since the last `take`
 
-    def plan(self, order: PromptOrder | MixedOrder, lengths: LengthModel, step: int) -> None:
+    @property
+    def extent(self) -> Extent:
+        """Of the next RL step. `rollout.lookahead: always` does not ask whether it pays."""
+        return Extent.ALL if self.config.rollout.lookahead == "always" else self.worth.extent
+
+    def plan(self, order: PromptOrder | MixedOrder, lengths: LengthModel, step: int, *, trains: bool = False) -> bool:
         """Before RL step `step` is sampled, its prompts taken from the order: the next ones of the order come in the
         step after it, or, with dynamic sampling, in a further round of this one. Of each prompt only so many samples
-        as are sure to be asked for. How they end follows from their own rule, which may be another then."""
-        options = self.config.rollout
-        if step >= self.config.run.steps or not self.worth.pays:
+        as are sure to be asked for. How they end follows from their own rule, which may be another then.
+        `trains`: else idle workers train the drafter. Returns whether they look ahead."""
+        options, extent, begin_s = self.config.rollout, self.extent, time.perf_counter()
+        yields = trains and self.idle is not None and self.idle.turn is Turn.TRAIN
+        if step >= self.config.run.steps or extent is Extent.NONE or yields:
             self.early.plan(())
-            return
-        picks, _ = next_picks(deepcopy(order), self.prompts, options.prompts_per_step, None)
+            return False
+        count = options.prompts_per_step
+        count = math.ceil(PROBE * count) if extent is Extent.PROBE else count
+        picks, _ = next_picks(deepcopy(order), self.prompts, count, None)
         least = options.budget.min_rollouts if options.budget.on else options.rollouts_per_prompt
         batch = Batch(
             picks,
@@ -47,12 +62,36 @@ class Lookahead:
             stop=self.stop,
         )
         self.early.plan(batch.requests)
+        self.own_s += time.perf_counter() - begin_s
+        return True
 
-    def take(self) -> dict[str, float]:
-        """Metrics of the RL step that has ended; decides whether the next one looks ahead."""
-        tally = self.early.take()
-        self.worth.observe(tally.use.checked, tally.use.saved_s)
-        metrics = {"lookahead/sampled_tokens": float(tally.sampled), "lookahead/won_s": tally.use.saved_s}
+    def take(self, step_s: float, workers: int, drafter: StepDrafter | None = None) -> tuple[dict[str, float], str]:
+        """Metrics of the RL step that has ended, which took so many seconds; decides how far the next one looks ahead,
+        and says why where that changes. `drafter`: of the same RL step."""
+        tally, own_s = self.early.take(), self.own_s
+        self.own_s = 0.0
+        measured = Measured(
+            checked=tally.use.checked, won_s=tally.use.saved_s, own_s=own_s, all_s=step_s * max(workers, 1)
+        )
+        news = self.worth.observe(measured)
+        metrics = {
+            "lookahead/sampled_tokens": float(tally.sampled),
+            "lookahead/spent_s": tally.spent_s,
+            "lookahead/won_s": tally.use.saved_s,
+            "lookahead/own_s": own_s,
+        }
+        if self.idle is not None and drafter is not None:
+            self.idle.observe(
+                IdleUse(
+                    looked_s=tally.spent_s,
+                    won_s=measured.net_s,
+                    trained_s=drafter.worker_s,
+                    saved_s=0.0 if drafter.drafted is None else drafter.drafted.saved_s,
+                    acceptance=drafter.acceptance,
+                )
+            )
+            values = {"lookahead/value": self.idle.looking, "drafter/value": self.idle.training}
+            metrics |= {name: value for name, value in values.items() if value is not None}
         if tally.responses:
             metrics |= {
                 "lookahead/responses": float(tally.responses),
@@ -62,4 +101,4 @@ class Lookahead:
                 "lookahead/checked_tokens": float(tally.use.checked),
                 "lookahead/check_s": tally.use.seconds,
             }
-        return metrics
+        return metrics, "" if self.config.rollout.lookahead == "always" else news

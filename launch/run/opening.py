@@ -23,11 +23,11 @@ from config.model import ModelOptions
 from config.rollout import EngineOptions
 from launch.batch import sampling_params
 from launch.calibrations import CalibrationStore
-from launch.cluster.session import attaches
+from launch.cluster.address import attaches
 from launch.cluster.versions import AllVouched, NodeVersions
 from launch.config import Config
 from launch.config.bias import biases_of
-from launch.config.lookahead import ahead_meanwhile, no_lookahead
+from launch.config.lookahead import ahead_meanwhile, lookahead_text, no_lookahead, only_apart
 from launch.config.memory import adapter_parameters, fitted
 from launch.config.paths import tokenizer_dir
 from launch.context import RunContext
@@ -53,6 +53,7 @@ from launch.run.reactions import Reactions
 from launch.run.rounds import round_sampling
 from launch.run.token_budget import TokenBudget
 from launch.run_folder import log_file
+from policies.idle import IdleTime
 from policies.lengths import LengthModel
 from policies.roofline.pace import Pace
 
@@ -111,6 +112,7 @@ def open_job(
             placed=placement.there,
             refused=versions.refused,
             ahead_meanwhile=ahead_meanwhile(config),
+            ahead_apart=only_apart(config),
         )
         stack.callback(dispatcher.close)
         environments = player = None
@@ -158,7 +160,12 @@ def open_job(
         )
         if no_lookahead(config) is None:
             job.lookahead = Lookahead(
-                early=dispatcher.early, config=config, prompts=job.prompts, sampling=job.sampling, stop=job.stop
+                early=dispatcher.early,
+                config=config,
+                prompts=job.prompts,
+                sampling=job.sampling,
+                stop=job.stop,
+                idle=IdleTime() if drafter is not None else None,
             )
         reactions = Reactions(job, fleet, rewards, environments, versions, calibrations)
         context.loop.react_with(reactions)
@@ -234,8 +241,7 @@ def announce(context: RunContext, inputs: Inputs, note: str) -> None:
     if note:
         event("self_drafter", note)
     if config.rollout.lookahead != "off":
-        reason = no_lookahead(config)
-        event("lookahead", "idle workers sample the next step" if reason is None else f"off: {reason}")
+        event("lookahead", lookahead_text(config))
     if config.engine_ranks > 1:
         event(
             "ranks",

@@ -12,7 +12,7 @@ import numpy as np
 from contracts.rollout import FinishReason
 from contracts.training import StepResult
 from launch.config import Config
-from launch.observe import StepRecord
+from launch.observe import StepDrafter, StepRecord
 from launch.run.collect import Round
 from launch.run.groups import Graded, PromptGroup, natural_mean
 from launch.run.job import Job
@@ -61,6 +61,7 @@ def record_step(job: Job, notes: StepNotes, handed: Published) -> None:
     groups = [group for collected in notes.rounds for group in collected.groups]
     drawn = [member for collected in notes.sampled for member in collected.members]
     speculation = job.speculation.take(verified(drawn)) if job.speculation is not None else None
+    drafter = job.drafter.take(job.sampled_step, speculation) if job.drafter is not None else None
     learner_metrics, learner_seconds = job.learner.take()
     meanwhile_s = sum(collected.rollout_s + collected.reward_wait_s for collected in notes.ahead)
     job.observer.samples(job.steps_done, [member.sample(group.pick) for group in groups for member in group.members])
@@ -76,7 +77,7 @@ def record_step(job: Job, notes: StepNotes, handed: Published) -> None:
             | learner_metrics
             | (job.fleet.take() if job.fleet is not None else {})
             | (job.notices.take() if job.notices is not None else {})
-            | (job.lookahead.take() if job.lookahead is not None else {})
+            | looked_ahead(job, end_s - notes.start_s, drafter)
             | (early_metrics(job.dispatcher.early.take()) if job.rounds is not None else {}),
             seconds={
                 "rollout": sum(collected.rollout_s for collected in notes.sampled),
@@ -91,9 +92,19 @@ def record_step(job: Job, notes: StepNotes, handed: Published) -> None:
             versions=[member.versions for member in notes.members] if notes.stale else [],
             rollouts_per_prompt=rollouts_per_prompt(job.config, notes.rounds),
             speculation=speculation,
-            drafter=job.drafter.take(job.sampled_step, speculation) if job.drafter is not None else None,
+            drafter=drafter,
         )
     )
+
+
+def looked_ahead(job: Job, step_s: float, drafter: StepDrafter | None) -> dict[str, float]:
+    """What idle workers' early samples brought; {} where nothing is sampled ahead. Says so where that changes."""
+    if job.lookahead is None:
+        return {}
+    metrics, news = job.lookahead.take(step_s, len(job.dispatcher.workers()), drafter)
+    if news:
+        job.observer.event("lookahead", news)
+    return metrics
 
 
 def rollouts_per_prompt(config: Config, rounds: Sequence[Round]) -> list[int]:

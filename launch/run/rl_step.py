@@ -148,7 +148,10 @@ def sample_round(
     if job.rounds is not None:
         batch, race = job.rounds.begin(round_plan, batch)
     if job.lookahead is not None:
-        job.lookahead.plan(job.order, job.lengths, step)
+        trains = job.drafter is not None and job.drafter.due(step)
+        looks = job.lookahead.plan(job.order, job.lengths, step, trains=trains)
+        if job.drafter is not None:
+            job.drafter.yields = looks
     phase = "refill" if refill else "rollout"
     collected = job.collector.run(
         batch, phase, step=step, same_step=refill, to_the_end=to_the_end, spare=True, race=race

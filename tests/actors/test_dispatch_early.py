@@ -5,6 +5,7 @@ import time
 import pytest
 
 from contracts.rollout import Rollout
+from launch.dispatch.early import FIRST_ID
 from tests.actors.fake_engine import FakeOptions, make_request, response
 from tests.actors.test_dispatch_ray import check, options, running, weights
 
@@ -34,6 +35,20 @@ def test_the_worker_without_work_looks_ahead_while_another_decodes_the_tail() ->
         again: list[Rollout] = []
         dispatcher.run(NEXT, again.append)
         check(again, NEXT)
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_workers_that_share_cores_with_one_that_decodes_do_not_look_ahead(nodes: int) -> None:
+    with running(options(2), SLOW) as (dispatcher, _):
+        dispatcher._ahead_apart = True
+        for place, seat in enumerate(dispatcher._seats.by_name.values()):
+            seat.node_id = f"node-{place % nodes}"
+        done: list[Rollout] = []
+        dispatcher.early.plan(NEXT)
+        asked = [make_request(i, i, max_new_tokens=200) for i in range(6)]
+        dispatcher.run(asked, done.append)
+        check(done, asked)
+        assert (next(dispatcher.early._ids) > FIRST_ID) == (nodes == 2), "who was given some"
 
 
 def test_where_nobody_shares_their_devices_workers_go_on_between_runs_until_new_weights() -> None:

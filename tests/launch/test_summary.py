@@ -323,7 +323,7 @@ def test_drafter_training(tmp_path: Path) -> None:
                 strategy="eagle:4",
                 engine_steps=1,
                 request_steps=10,
-                drafted=40,
+                drafted=50,
                 accepted=10 * step,
                 seconds=0.5,
                 draft_s=0.1,

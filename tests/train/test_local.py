@@ -44,7 +44,7 @@ def test_a_stopped_local_run_leaves_its_complete_steps(runs: Runs, monkeypatch: 
     monkeypatch.setattr(LocalDispatcher, "begin", run)
     with pytest.raises(KeyboardInterrupt, match="the run was stopped"):
         paceline.train(
-            runs.config, *runs.overrides("stopped", "rollout.workers=2", "rollout.lookahead=auto"), backend="local"
+            runs.config, *runs.overrides("stopped", "rollout.workers=2", "rollout.lookahead=always"), backend="local"
         )
     assert [row["step"] for row in runs.steps("stopped")] == [1]
     events = [json.loads(line) for line in (Path(runs.root) / "stopped/events.jsonl").read_text().splitlines()]

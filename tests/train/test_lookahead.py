@@ -21,7 +21,13 @@ TAIL = (
     *("rollout.sampling.temperature=0.8", "rollout.sampling.max_new_tokens=120", "rollout.workers=2"),
     *("rollout.engine.kv_tokens=16384", "checkpoint.every=0", "eval.every=2"),
 )
-AHEAD = (*TAIL, "rollout.lookahead=auto")
+AHEAD = (*TAIL, "rollout.lookahead=always")
+APART = (  # by default: the learner has a place of its own, so that workers look ahead while it works
+    *TAIL,
+    "cluster={layout: disaggregated, gpus_per_worker: 0, gpus_per_learner: 0, cpus_per_worker: 0.3, "
+    "cpus_per_learner: 0.3, weights: store}",
+    *("rollout.engine.device=cpu", "learner.device=cpu"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -40,29 +46,42 @@ def summed(rows: list[dict[str, Any]], name: str) -> float:
     return sum(row.get(name, 0.0) for row in rows)
 
 
-@pytest.mark.parametrize("extra", [(), ("rollout.workers=3", "rollout.speculation.mode=off")], ids=str)
-def test_the_same_is_sampled_and_learned(runs: Runs, plain: Path, extra: tuple[str, ...]) -> None:
-    name = f"ahead-{len(extra)}"
-    rows = runs.run(name, *AHEAD, *extra)
+ARMS = {
+    "always": AHEAD,
+    "three": (*AHEAD, "rollout.workers=3", "rollout.speculation.mode=off"),
+    "apart": APART,
+    "trained": (*APART, "drafter.train=true", "drafter.micro_step_tokens=64"),  # who wants the idle seconds too
+}
+
+
+@pytest.mark.parametrize("name", ARMS)
+def test_the_same_is_sampled_and_learned(runs: Runs, plain: Path, name: str) -> None:
+    rows = runs.run(name, *ARMS[name])
     assert first_difference(plain, runs.root / name) is None
     assert digest(runs.root / name) == digest(plain)
     assert summed(rows, "lookahead/sampled_tokens") > 0
     assert summed(rows, "lookahead/checked_tokens") > 0
     assert "early" in {span["kind"] for span in read(runs.root / name / "timeline.jsonl")}
+    assert summed(rows, "lookahead/spent_s") > 0
+    said = [event["message"] for event in read(runs.root / name / "events.jsonl") if event["kind"] == "lookahead"]
+    assert ("while it is measured to pay" in said[0]) == (name in ("apart", "trained"))
+    assert ("lookahead/value" in rows[-1]) == (name == "trained")
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("arm", ["always", "apart"])
 def test_a_run_that_is_killed_in_parts_stopped_and_resumed_is_the_undisturbed_one(
-    runs: Runs, plain: Path, ray_head: str
+    runs: Runs, plain: Path, ray_head: str, arm: str
 ) -> None:
-    process, name = start(runs, ray_head, "ahead-killed", *AHEAD), "ahead-killed"
+    name, options = f"killed-{arm}", ARMS[arm]
+    process = start(runs, ray_head, name, *options)
     folder = runs.root / name
     kill_at(process, folder, "rollout_worker", Moment(2, 0.5), {2: 0.1})
     kill_at(process, folder, "engine", Moment(3, 0.5), {3: 0.1})
     wait_for_steps(runs, name, process, 3)
     process.send_signal(signal.SIGTERM)
     assert process.wait(120) == EXIT_INTERRUPTED, (runs.root / f"{name}.log").read_text()
-    runs.run(name, *AHEAD, resume=True)
+    runs.run(name, *options, resume=True)
     assert first_difference(plain, folder) is None
     assert digest(folder) == digest(plain)
     assert reasons(folder, "rollout_worker")
