@@ -88,6 +88,10 @@ class Engine:
     def decoding(self) -> int:
         return self._running
 
+    def holds(self, request: int) -> bool:
+        """It was given that one, which has not ended."""
+        return request in self._taken
+
     def tokens_of(self, request: int) -> float:
         """Of the response so far."""
         one = self._taken[request]
@@ -242,3 +246,27 @@ class Engine:
         then = self.costs.step_s(running, rows, after) + self.costs.draft_s(strategy, running, after)
         self._spread, self._segment = gain, span
         self._rate = now / gain, (then - now) / gain / span
+
+
+@dataclass(slots=True, kw_only=True)
+class SimulatedWorker:
+    """The place of a worker; who sits there may change."""
+
+    name: str
+    node: int
+    engine: Engine
+    up: bool = True
+    leaving: bool = False  # it gets nothing more
+    let_go: bool = False  # of its own accord: it is neither up nor missed
+    down_since_s: float = 0.0
+    version: int = 0  # of what it is to do next: older wake-ups say nothing
+    working: bool = False
+    idle_since_s: float = 0.0
+    spare_s: float = 0.0  # that it had nothing to do in this RL step's rollout
+    told: dict[int, float] = field(default_factory=dict)  # tokens of running requests that the driver knows
+
+    def rested(self, now_s: float) -> float:
+        """Book its idle seconds until now, and return them."""
+        seconds = now_s - self.idle_since_s
+        self.spare_s += seconds
+        return seconds

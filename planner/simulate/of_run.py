@@ -11,6 +11,7 @@ import yaml
 from config.catalogue import by_name
 from launch.config import Config, ConfigError, load_config
 from launch.config.issues import Issue
+from launch.config.lookahead import no_lookahead
 from launch.config.memory import device_of, drafters_of
 from planner.simulate.scenario import Scenario, load_scenario, scenario_of
 from planner.simulate.shapes import SHAPES
@@ -55,7 +56,7 @@ def _tree(config: Config, name: str, given: set[str]) -> tuple[dict[str, Any], l
         per_node -= 1
     limit = rollout.sampling.max_new_tokens
     device = None if cluster.layout == "embedded" else device_of(config)
-    spoken = rollout.speculation.strategies
+    spoken, looks = rollout.speculation.strategies, no_lookahead(config) is None
     strategies = list(spoken or [arm for one in by_name(drafters_of(config)).values() for arm in one.arms])
     tree: dict[str, Any] = {
         "name": name,
@@ -91,6 +92,7 @@ def _tree(config: Config, name: str, given: set[str]) -> tuple[dict[str, Any], l
         "budget": rollout.budget.model_dump(mode="json"),
         "rounds": rollout.rounds.model_dump(mode="json"),
         "abort": rollout.abort.model_dump(mode="json"),
+        "lookahead": {"enabled": looks},
         "learning": {
             "ranks": learner.ranks,
             "checkpointing": learner.activation_checkpointing,
@@ -105,6 +107,7 @@ def _tree(config: Config, name: str, given: set[str]) -> tuple[dict[str, Any], l
         "speculation": "acceptance of every drafter (speculation.acceptance)" if strategies else "",
         "workload": f"prompts of {tree['workload']['prompt_tokens']} tokens, half of what is allowed",
         "prices": "prices, and no interruptions (prices, spot)",
+        "lookahead": "900 early tokens to the first difference (lookahead.differs)" if looks else "",
     }
     sections = {key.partition(".")[0] for key in given}
     return tree, [text for section, text in assumed.items() if text and section not in sections]

@@ -3,7 +3,7 @@ of worker-seconds; decides nothing that a policy decides.
 """
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -15,8 +15,9 @@ from planner.simulate.clock import Clock
 from planner.simulate.cloud import Cloud, SimulatedLearners
 from planner.simulate.costs import Cores, SharedCosts, SimulatedCosts, costs_of
 from planner.simulate.elastic import Elastic
-from planner.simulate.engine import Engine, Running
+from planner.simulate.engine import Engine, Running, SimulatedWorker
 from planner.simulate.learner import LearnerTimes, learner_times
+from planner.simulate.lookahead import EarlySamples
 from planner.simulate.memory import check_learner, kv_tokens_of
 from planner.simulate.outcome import Outcome, SimulatedStep, headroom_of, limit_of
 from planner.simulate.progress import ProgressLine
@@ -26,23 +27,6 @@ from planner.simulate.training import SpotTrainers
 from planner.simulate.workload import Asked, Workload
 
 _ROUGHLY = 8  # parts of a mean response in which prefixes are told while requests wait
-
-
-@dataclass(slots=True, kw_only=True)
-class SimulatedWorker:
-    """The place of a worker; who sits there may change."""
-
-    name: str
-    node: int
-    engine: Engine
-    up: bool = True
-    leaving: bool = False  # it gets nothing more
-    let_go: bool = False  # of its own accord: it is neither up nor missed
-    down_since_s: float = 0.0
-    version: int = 0  # of what it is to do next: older wake-ups say nothing
-    working: bool = False
-    idle_since_s: float = 0.0
-    told: dict[int, float] = field(default_factory=dict)  # tokens of running requests that the driver knows
 
 
 class SimulatedRun:
@@ -55,7 +39,7 @@ class SimulatedRun:
         self._kv_tokens = kv_tokens_of(scenario)
         check_learner(scenario)
         self.times: LearnerTimes = learner_times(scenario)
-        self.workload = Workload(scenario=scenario)
+        self.early = EarlySamples(scenario=scenario, workload=Workload(scenario=scenario))
         self.acceptance = AcceptanceState(scenario.speculation.acceptance, scenario.speculation.training)
         fleet = scenario.fleet
         speculating = speculators(scenario.speculation, self.costs, self.acceptance, fleet.workers)
@@ -138,6 +122,8 @@ class SimulatedRun:
             self._pass(checkpoint_s)
             self.learner.checkpointed()
         self._after_s = clock.now_s - begin_s - rollout_s
+        if number < scenario.workload.steps:
+            self.early.look(self.seats.values(), stop_s + scenario.workload.grade_s + learn_s + stall_s)
         self.acceptance.updated()
         if self._adaptive is not None:
             self._adaptive.renewed()
@@ -165,7 +151,7 @@ class SimulatedRun:
 
     def _rollout(self, number: int) -> None:
         clock = self.clock
-        self._asked = self.workload.step()
+        self._asked = self.early.asked()
         requests = [
             Request(
                 request_id=index,
@@ -199,7 +185,7 @@ class SimulatedRun:
         clock.run(lambda: ledger.done)
         for seat in self.seats.values():
             if seat.up and not seat.working:
-                self._idle_s += clock.now_s - seat.idle_since_s
+                self._idle_s += seat.rested(clock.now_s)
         for seat in self.seats.values():
             if seat.working:
                 seat.working, seat.idle_since_s = False, clock.now_s
@@ -252,7 +238,7 @@ class SimulatedRun:
                 request=request.request_id,
                 prompt=request.prompt_id,
                 prompt_tokens=self.scenario.workload.prompt_tokens,
-                tokens=float(known),
+                tokens=max(float(known), self.early.known[request.request_id]),
                 length=asked.tokens,
                 moved=request.prefix is not None,
             )
@@ -264,7 +250,7 @@ class SimulatedRun:
         if working != seat.working:
             seat.working = working
             if working:
-                self._idle_s += now_s - seat.idle_since_s
+                self._idle_s += seat.rested(now_s)
                 if self.trainers is not None:
                     self.trainers.busy(seat.name, seat.engine.running)
             else:
@@ -404,7 +390,7 @@ class SimulatedRun:
             seat.engine.advance(now_s)
             self.ledger.withdraw(seat.name)
             if not seat.working:
-                self._idle_s += now_s - seat.idle_since_s
+                self._idle_s += seat.rested(now_s)
         seat.version += 1
         seat.up, seat.leaving, seat.working, seat.down_since_s = False, True, False, now_s
         if self.trainers is not None:

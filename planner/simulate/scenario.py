@@ -200,6 +200,15 @@ class Speculation(_Section, frozen=True):
         return tuple(Strategy.parse(text) for text in self.strategies)
 
 
+class EarlyScenario(_Section, frozen=True):
+    """Idle workers sample the next RL step early (rollout.lookahead)."""
+
+    enabled: bool = False
+    differs: Annotated[_Positive, Field(description="early tokens to the first that new weights draw otherwise")] = (
+        900.0  # experiments/lookahead, SmolLM2 at a learning rate of 1e-6
+    )
+
+
 class Learning(_Section, frozen=True):
     """The rest of a step."""
 
@@ -264,6 +273,7 @@ class Scenario(_Section, frozen=True):
     budget: BudgetOptions = BudgetOptions()
     abort: AbortOptions = AbortOptions()
     rounds: RoundsOptions = RoundsOptions()
+    lookahead: EarlyScenario = EarlyScenario()
     hopeless: Annotated[_Share, Field(description="share of late responses that no answer would come from")] = 0.7
     learning: Learning = Learning()
     spot: Spot = Spot()
@@ -305,6 +315,8 @@ class Scenario(_Section, frozen=True):
             yield "lengths.given: a prompt without any length"
         if self.rounds.factor is not None and (self.budget.on or self.abort.enabled):
             yield "rounds.factor: leave budget and abort out, which decide by lengths too"
+        if self.rounds.factor is not None and self.lookahead.enabled:
+            yield "rounds.factor: leave lookahead out, which cannot know the prompts of the next round"
         if self.budget.on and self.workload.rollouts_per_prompt < 2:
             yield "budget needs workload.rollouts_per_prompt of 2 or more"
 

@@ -28,6 +28,7 @@ _OFF: dict[str, tuple[dict[str, Any], Callable[[Scenario], bool]]] = {
     "token budget": ({"budget.share": None, "budget.tokens_per_step": None}, lambda of: of.budget.on),
     "abort": ({"abort.enabled": False}, lambda of: of.abort.enabled),
     "elastic fleet": ({"fleet.min_workers": None}, lambda of: of.fleet.min_workers is not None),
+    "lookahead": ({"lookahead.enabled": False}, lambda of: of.lookahead.enabled),
     "quantised rollouts": ({"quantization": "none"}, lambda of: of.quantization != "none"),
 }
 

@@ -107,6 +107,23 @@ def test_drafter_training_happens_on_idle_workers_and_keeps_what_is_accepted() -
     assert trained.rollout_s < without.rollout_s
 
 
+def test_looking_ahead_shortens_steps_by_what_stands_and_changes_no_response() -> None:
+    apart = SMALL.but(workload__steps=5, fleet__layout="disaggregated")
+    without = simulate(apart)
+    stands = simulate(apart.but(lookahead__enabled=True, lookahead__differs=1e9))
+    differs = simulate(apart.but(lookahead__enabled=True, lookahead__differs=200))
+    never = simulate(apart.but(lookahead__enabled=True, lookahead__differs=1e-6))
+    assert [one.tokens for one in stands.steps] == [one.tokens for one in without.steps]
+    assert stands.steps[0].rollout_s == without.steps[0].rollout_s, "nobody looked ahead before"
+    assert stands.rollout_s < differs.rollout_s < without.rollout_s
+    assert never.rollout_s == pytest.approx(without.rollout_s, rel=1e-3)
+    tail = simulate(SMALL.but(workload__steps=5, fleet__layout="colocated"))
+    ahead = simulate(
+        SMALL.but(workload__steps=5, fleet__layout="colocated", lookahead__enabled=True, lookahead__differs=1e9)
+    )
+    assert without.rollout_s - stands.rollout_s > tail.rollout_s - ahead.rollout_s > 0, "the tail's seconds alone"
+
+
 def test_a_budget_spends_its_share_of_the_tokens() -> None:
     whole = simulate(SMALL.but(workload__steps=8))
     half = simulate(SMALL.but(workload__steps=8, budget__share=0.5))
@@ -119,9 +136,11 @@ def test_giving_up_shortens_the_longest_responses_once_lengths_are_known() -> No
 
 
 def test_an_ablation_runs_each_technique_without_and_alone() -> None:
-    scenario = SMALL.but(speculation__mode="adaptive", speculation__acceptance=EAGLE, budget__share=0.6)
+    scenario = SMALL.but(
+        speculation__mode="adaptive", speculation__acceptance=EAGLE, budget__share=0.6, lookahead__enabled=True
+    )
     found = ablation(scenario)
-    assert [one.name for one in found.techniques] == ["speculation", "token budget"]
+    assert [one.name for one in found.techniques] == ["speculation", "token budget", "lookahead"]
     assert found.none == simulate(SMALL)
     assert all(one.last > 1 and one.first > 1 for one in found.techniques)
 
@@ -138,6 +157,7 @@ def test_an_ablation_runs_each_technique_without_and_alone() -> None:
         ("model=GPT-9", "is none of"),
         ("fleet.nods=4", "no such key"),
         ("costs.source=sweep", "needs costs.file"),
+        ("rounds.factor=1.5 lookahead.enabled=true", "leave lookahead out"),
         ("speculation.strategies=[eagle]", "eagle"),
         ("nonsense", "not an override"),
     ],
