@@ -87,7 +87,7 @@ def question(gold: str, answer: str) -> Question | None:
     elif all(relations):
         solved = [_solved(side) for side in sides]
         sides = [side for side in solved if side] if all(solved) else sides
-    told_apart = distinct(*(_worded(side) for side in sides))
+    told_apart = distinct(_worded(sides[0], sides[1]), _worded(sides[1], sides[0]))
     return None if told_apart is None else Question(*told_apart, places)
 
 
@@ -163,20 +163,23 @@ def _ordered(gold: str, answer: str) -> list[str]:
     return sides
 
 
-def _worded(text: str) -> str:
-    r"""The expression with `, ` between members, without thousands separators and units."""
+def _worded(text: str, other: str) -> str:
+    r"""The expression with `, ` between members, without thousands separators and units. A letter of the other side is
+    no unit: `9.25 m` beside `\frac{37}{4} m`."""
     text = joined_words(text)
     members = listed(text)
     lists_of_lists = ";" in text and "," in text  # math-verify knows them
     if len(members) > 1 and not lists_of_lists and amount(text) is None:
-        return ", ".join(_worded(member) for member in members)
+        return ", ".join(_worded(member, other) for member in members)
     if "10^" in text and (number := plain_number(text)) is not None:
         return decimal_digits(number) or text
     if _EITHER.search(text) and not is_relation(text):
-        return ", ".join(_worded(_EITHER.sub(signs, text)) for signs in (_upper, _lower))
+        return ", ".join(_worded(_EITHER.sub(signs, text), other) for signs in (_upper, _lower))
     rest, factor, percent = split_unit(text)
     if rest is not None and factor == 1 and not percent and _COUNTED.search(rest):
-        text = rest
+        unit = text[len(rest) :].strip()
+        if len(unit) != 1 or unit not in re.split(r"\\?[A-Za-z]{2,}|[^A-Za-z]", other):
+            text = rest
     return _BRACKETED.sub(_spaced, _THOUSANDS.sub(lambda match: match[0].replace(",", ""), text))
 
 

@@ -34,6 +34,7 @@ _NO_SOLUTION = re.compile(
 )
 _FORMULA = re.compile(r"[_^{}=<>+*/|\\]")
 _GROUPED = re.compile(r"([_^])\{([0-9A-Za-z])\}")
+_PRIMES = re.compile(r"\^\s*(?:\{\s*((?:\\prime\s*)+)\}|\\prime(?![A-Za-z]))")
 _LONE_LETTERS = re.compile(r"(?<![A-Za-z\\])(?:[A-Za-z] )+(?=[A-Za-z](?![A-Za-z]))")
 _OPEN, _CLOSE = "([{", ")]}"
 
@@ -159,8 +160,10 @@ def _no_solution(gold: str, answer: str) -> bool | None:
 
 
 def _canonical(text: str) -> str:
-    r"""A formula without spaces and braces that say nothing: `E_{0}^{2}` as `E_0^2`, `e^{2 i t}` as `e^{2it}`."""
-    if "^" in text or "_" in text:
+    r"""A formula without spaces and braces that say nothing: `E_{0}^{2}` as `E_0^2`, `e^{2 i t}` as `e^{2it}`, and with
+    `y'` for `y^{\prime}`."""
+    text = _PRIMES.sub(lambda match: "'" * max(1, (match[1] or "").count("p")), text)
+    if any(sign in text for sign in "^_'"):
         text = _LONE_LETTERS.sub(lambda match: match[0].replace(" ", ""), text)
     return _GROUPED.sub(r"\1\2", squeeze(text))
 
