@@ -50,5 +50,6 @@ def check_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> None:
         token = tokenizer.convert_ids_to_tokens(largest)
         raise DataError(
             f"vocabulary mismatch: the tokenizer has token ids up to {largest} ({token!r}), the model has {vocab_size} "
-            "embeddings; model.tokenizer and model.path do not belong together"
+            f"embeddings; name the model's own tokenizer in model.tokenizer, or give the model more embeddings "
+            f"(transformers: model.resize_token_embeddings({largest + 1}), then save_pretrained)"
         )

@@ -125,9 +125,14 @@ def _trace(error: BaseException) -> str | None:
 
 
 def named(place: str) -> Any:
-    """What 'package.module:name' names."""
+    """What 'package.module:name' names. Raises what the import raises, and AttributeError that says what there is."""
     module, _, name = place.partition(":")
-    return getattr(importlib.import_module(module), name)
+    found = importlib.import_module(module)
+    try:
+        return getattr(found, name)
+    except AttributeError as error:
+        there = [each for each, value in vars(found).items() if callable(value) and not each.startswith("_")]
+        raise AttributeError(f"{error}; it has {', '.join(there[:12]) or 'nothing to call'}") from None
 
 
 def prepare(setup: dict[str, Any]) -> tuple[Callable[[], Any], dict[str, Any]]:

@@ -1,5 +1,6 @@
 """Where a process that runs a user's code finds the user's modules. Imports none of them."""
 
+import re
 import sys
 import sysconfig
 from pathlib import Path
@@ -15,6 +16,8 @@ def looked_in(error: str) -> str:
     other errors."""
     if not error.startswith("ModuleNotFoundError"):
         return ""
+    if file := re.search(r"'(\w+)\.py'; '\1' is not a package", error):
+        return f"; a module goes without its ending: write {file[1]}:NAME"
     python = {Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     own = dict.fromkeys(entry for entry in folders() if Path(entry).is_dir() and not _below(Path(entry), python))
     named = ", ".join(own) or "no folder"

@@ -22,6 +22,8 @@ _FOREIGN = {  # what TRL and verl call things; never taken for our first three
     **dict.fromkeys(("ground_truth", "data_source", "extra_info"), "record"),
     "completion_ids": "tokens",
 }
+# Fields of data files: as the third parameter it would be the whole record, and a response would never equal it.
+_FIELDS = ("answer", "answers", "expected", "gold", "label", "reference", "solution", "target", "truth")
 _HERE = __file__.rpartition(os.sep)[0] + os.sep  # as frames spell it
 _LIBRARY = os.__file__.rpartition(os.sep)[0] + os.sep
 _MACHINERY = (_HERE, "<frozen importlib._bootstrap", importlib.__file__)
@@ -151,7 +153,15 @@ def told(error: BaseException) -> Outcome:
     """An error as text, with the place in the user's code, and its frames."""
     if isinstance(error, KeyboardInterrupt | SystemExit):
         return None, f"{type(error).__name__} was raised{_place(error)}", None
-    return None, f"{type(error).__name__}: {error}"[:2000] + _place(error), frames(error) or None
+    return None, f"{type(error).__name__}: {error}"[:2000] + _meant(error) + _place(error), frames(error) or None
+
+
+def _meant(error: BaseException) -> str:
+    """The nearest name of a module that lacks the one that was asked for, as Python's own traceback says it."""
+    if not isinstance(error, AttributeError) or not inspect.ismodule(error.obj) or error.name is None:
+        return ""
+    near = difflib.get_close_matches(error.name, [name for name in dir(error.obj) if not name.startswith("_")], 1, 0.6)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def frames(error: BaseException) -> str:
@@ -220,6 +230,8 @@ def _binding(name: str, called: Any, arguments: Mapping[str, Any], *, skip: int)
         signature.bind(*[""] * (3 * by_position), **dict.fromkeys(asks), **arguments)
     except TypeError as error:
         fault = fault or str(error)
+    if by_position and len(first) == 3 and first[2].name in _FIELDS:
+        fault = f'the third is the record, a line of the data file: name it record, and read record["{first[2].name}"]'
     if fault:
         raise TypeError(
             f"{name}{signature} is called as {name}({', '.join(_BY_POSITION)}), or with what it names of "

@@ -24,7 +24,8 @@ def check_reward(options: RewardOptions, *, early_ends: bool = False) -> list[tu
             try:
                 traits = traits_of(child, term, f"reward.terms[{index}]")
             except RewardConfigError as error:
-                faults.append((f"terms.{index}.function", str(error)))
+                said = str(error).removeprefix(f"reward.terms[{index}].function=")
+                faults.append((f"terms.{index}.function", said))
                 continue
             faults += [(f"terms.{index}.{key}", said) for key, said in _faults(term, traits, early_ends)]
     finally:

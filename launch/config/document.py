@@ -77,7 +77,10 @@ def parse_value(text: str) -> Any:
     try:
         node = _compose(text)
     except yaml.YAMLError as error:
-        raise ValueError(f"not a YAML value: {text[:80]!r}") from error
+        shown = text if len(text) < 80 else f"{text[:80]}..."
+        raise ValueError(
+            f"not a YAML value: {shown!r}; a text needs quotes within the shell's, KEY='\"TEXT\"'"
+        ) from error
     value = None if node is None else _Builder("override", document).value(node, (), ())
     if document.issues:
         raise ValueError(document.issues[0].message)

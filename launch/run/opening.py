@@ -253,7 +253,8 @@ def announce(context: RunContext, inputs: Inputs, note: str) -> None:
     if config.rollout.quantization != "none":
         precision = precision_text(config.rollout.quantization, config.learner.quantization, config.model.dtype)
         event("precision", precision)
-    if (trained := adapter_parameters(config)) is not None:
+    trained = adapter_parameters(config) if len(prompts) else None  # an evaluation trains none
+    if trained is not None:
         engine_merges = capabilities_of(config).adapters
         handed = "are handed over" if engine_merges else "are merged before they are handed over"
         event("lora", f"{trained:,} parameters of adapters are trained and {handed}")

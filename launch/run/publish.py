@@ -139,7 +139,7 @@ class Publisher:
         if self._told:
             return
         self._told = True
-        went = ", ".join(f"{way} for {count} workers" for way, count in sorted(ways.items()) if count)
+        went = ", ".join(f"{way} for {count} worker{'s' * (count > 1)}" for way, count in sorted(ways.items()) if count)
         but = "".join(f"; {name} not: {reason}" for name, reason in sorted(failures.items()))
         self._context.observer.event("weights_way", f"{went or 'no worker is up yet'}: {self._choice.why}{but}")
 

@@ -140,7 +140,9 @@ def test_a_round_forgets_the_one_before() -> None:
 
 
 def test_what_cannot_start_says_why() -> None:
-    with pytest.raises(EnvironmentStartError, match=r"played:Missing cannot be used: AttributeError"):
+    with pytest.raises(
+        EnvironmentStartError, match=r"played:Missing cannot be used: AttributeError.*; it has .*Counting"
+    ):
         tool_schemas(EnvironmentOptions(factory="tests.environments.played:Missing"))
     with pytest.raises(EnvironmentStartError, match="which has no method reset"):
         tool_schemas(EnvironmentOptions(factory="tests.environments.played:add", options={"a": 1}))

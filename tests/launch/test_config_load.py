@@ -115,6 +115,7 @@ def test_overrides_win_and_are_typed(write_config: Write) -> None:
         ("run.name=a/b", "run.name", "matching"),
         ("warmup.steps=3", "warmup.data", "required and missing"),
         ("run.seed=[", "run.seed", "not a YAML value"),
+        ("data.chat_template={% for m in messages %}", "data.chat_template", "a text needs quotes within the shell's"),
     ],
 )
 def test_bad_overrides(write_config: Write, override: str, key: str, message: str) -> None:

@@ -99,7 +99,7 @@ CASES: dict[str, tuple[Case, str, str]] = {  # overrides, the key, what the mess
     "another vocabulary": (
         lambda root: [model_like(root, "small", vocab_size=8)],
         "model.tokenizer",
-        "model.tokenizer and model.path do not belong together",
+        "name the model's own tokenizer in model.tokenizer, or give the model more embeddings",
     ),
     "a stop token that is not there": (
         lambda root: ["rollout.sampling.stop_token_ids=[1, 999999]"],

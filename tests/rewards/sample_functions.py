@@ -72,6 +72,10 @@ def trl(prompts: list[str], completions: list[str], answer: list[str]) -> float:
     return 0.0
 
 
+def takes_answer(question: str, response: str, answer: str) -> float:
+    return float(response == answer)
+
+
 def verl(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> float:
     return 0.0
 

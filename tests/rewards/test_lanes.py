@@ -174,6 +174,8 @@ def test_what_cannot_work_is_said_before_a_run() -> None:
     ((key, words),) = said(python("rank", concurrency=2))
     assert (key, "is not async" in words) == ("terms.1.concurrency", True)
     assert said(python("asynchronous", concurrency=2)) == []
+    ((key, words),) = said(python("no_such_function"))
+    assert (key, words.partition(" cannot be used: ")[0]) == ("terms.1.function", f"'{FUNCTIONS}:no_such_function'")
 
 
 @pytest.mark.parametrize(

@@ -147,11 +147,23 @@ def test_parts_graded_before_the_failure_are_kept() -> None:
         (RewardTerm(kind="python", function="no_colon"), "reward.terms[0].function must look like"),
         (RewardTerm(kind="python", function="no_such_module:f"), "No module named 'no_such_module'"),
         (RewardTerm(kind="python", function=f"{FUNCTIONS}:missing"), "has no attribute 'missing'"),
+        (
+            RewardTerm(kind="python", function=f"{FUNCTIONS}:normalized"),
+            "attribute 'normalized'; did you mean normalised?",
+        ),
+        (
+            RewardTerm(kind="python", function="struct.py:pack"),
+            "a module goes without its ending: write struct:NAME",
+        ),
         (RewardTerm(kind="python", function=f"{FUNCTIONS}:not_callable"), "is not callable"),
         (RewardTerm(kind="python", function="os:system"), "is called as system(prompt, response, record)"),
         (python("wants_completions"), "wants_completions(completions: list[str], **more: Any) -> float is called as"),
         (python("wants_label"), "'label' is not on offer; a field of the data file is record[\"label\"]"),
         (python("trl"), "'prompts', 'completions', 'answer' is not on offer; did you mean prompt?"),
+        (
+            python("takes_answer"),
+            'the third is the record, a line of the data file: name it record, and read record["an',
+        ),
         (python("verl"), "'data_source', 'solution_str', 'ground_truth' is not on offer; did you mean record?"),
         (python("by_name", arguments={"steps": 3}), "got an unexpected keyword argument 'steps'"),
         (python("Silent"), "Silent is a class without score(...) or __call__(...)"),
