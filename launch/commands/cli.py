@@ -37,6 +37,23 @@ Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...",
 Debug = Annotated[bool, typer.Option("--debug", help="show the traceback of a failure")]
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        from launch.cluster.installed import installed
+
+        typer.echo("\n".join(f"{name}: {value}" for name, value in installed().items()))
+        raise typer.Exit
+
+
+@app.callback()
+def everywhere(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="show what is installed, and exit")
+    ] = False,
+) -> None:
+    pass
+
+
 @app.command(cls=WithOverrides)
 def train(
     config: ConfigPath,

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from launch.cluster.installed import installed
 from launch.commands.cli import app
 from launch.commands.eval_show import show_metrics
 from launch.commands.flags import as_overrides
@@ -56,6 +57,12 @@ def test_module_entry_point() -> None:
 def run(*arguments: str) -> tuple[int, str, str]:
     result = CliRunner().invoke(app, list(arguments))
     return result.exit_code, result.stdout, result.stderr
+
+
+def test_version_says_what_is_installed() -> None:
+    code, said, _ = run("--version")
+    assert code == 0
+    assert dict(line.split(": ", 1) for line in said.splitlines()) == installed()
 
 
 def test_config_prints_values_with_sources_and_warns(write_config: Write) -> None:
