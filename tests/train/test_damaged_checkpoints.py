@@ -3,16 +3,22 @@ tests/launch/test_damaged_checkpoints.py."""
 
 import json
 import pickle
+import random
 import shutil
+from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
+from actors.training.checkpoint import check
 from launch.commands.cli import app
 from launch.run.checkpoints import DRAFTERS_DIR
-from tests.launch.test_damaged_checkpoints import flip, unsealed
+from launch.run.restore import SPARE
+from launch.run.resume import find_checkpoint
+from tests.launch.test_damaged_checkpoints import FLIPS, flip, unsealed
 from tests.learner.test_foreign_checkpoint import Touch
 from tests.train.conftest import SHARP, STEPS, Runs
 from tests.train.test_determinism import learning
@@ -68,6 +74,36 @@ def test_a_run_goes_back_over_three_damaged_checkpoints_to_an_intact_one(
     assert not made.exists()
     taken = [f"step_{step:06d}" for step in range(1, STEPS + 1)]
     assert names(folder) == sorted([*taken, *(f"step_00000{step}.damaged" for step in (3, 4, 5))])
+
+
+@pytest.mark.long
+def test_of_a_thousand_bits_of_a_runs_newest_checkpoint_each_is_named_and_the_one_before_it_is_taken(
+    runs: Runs, whole: list[dict[str, Any]]
+) -> None:
+    """Half of them over the files alike, half over the bytes; the last damaged checkpoint is then gone on from."""
+    folder = copied(runs, "flipped")
+    newest = folder / f"checkpoints/step_{STEPS:06d}"
+    files = sorted(path for path in newest.rglob("*") if path.is_file() and path.stat().st_size)
+    sizes, chance = [path.stat().st_size for path in files], random.Random(9)
+    taken = Counter[str]()
+    for number in range(FLIPS):
+        (path,) = [chance.choice(files)] if number % 2 else chance.choices(files, weights=sizes)
+        bit, name = chance.randrange(8 * path.stat().st_size), path.relative_to(newest).as_posix()
+        flip(path, bit)
+        found = find_checkpoint(folder, None, partial(check, spare=SPARE))
+        taken[found.checkpoint.name] += 1
+        if name.partition("/")[0] in SPARE:
+            assert ([fault.file for fault in found.checked.spare], found.damaged) == ([name], ()), f"bit {bit}"
+        else:
+            ((which, why),) = found.damaged
+            assert (which, found.checkpoint.name) == (newest, f"step_{STEPS - 1:06d}"), f"{name}, bit {bit}"
+            assert why.startswith(f"{name} of {newest.name} is damaged")
+        flip(path, bit)
+    assert len(taken) == 2
+    assert taken.total() == FLIPS
+    flip(newest / "learner/__0_0.distcp", 4_321)
+    assert learning(runs.run("flipped", *ALL, resume=True)) == learning(whole)
+    assert runs.texts("flipped") == runs.texts("undamaged")
 
 
 def test_a_run_goes_on_from_the_step_that_is_asked_for(runs: Runs, whole: list[dict[str, Any]]) -> None:
