@@ -14,7 +14,7 @@ from rich.text import Text
 from config.strategy import PLAIN, Strategy
 from launch.config import Config
 from launch.config.hub import require_shape
-from launch.config.memory import drafters_of
+from launch.config.memory import drafters_of, gpu_costs
 from launch.errors import UsageError
 from models.config import ModelConfig, read_config
 from models.manifest import ITEM_BYTES
@@ -53,7 +53,7 @@ def graph_report(config: Config) -> GraphReport:
     max_tokens = min(model_tokens, engine.kv_tokens // engine.block_tokens * engine.block_tokens + 1)
     batches = batch_buckets(engine.max_running)
     trees = config.model.batch_invariant != "engine"  # as the engine builds it on a GPU
-    policy = build_policy(speculation, drafters_of(config), trees=trees)
+    policy = build_policy(speculation, drafters_of(config), trees=trees, costs=gpu_costs(config))
     reached = {n: tuple(policy.arms_at(n)) if policy else () for n in range(1, engine.max_running + 1)}
     strategies = tuple(dict.fromkeys(arm for arms in reached.values() for arm in arms))
     speculating = range(1, min(engine.max_running, speculation.running_limit) + 1)

@@ -31,6 +31,8 @@ from launch.config.memory import (
 )
 from launch.errors import UsageError
 from models.config import ModelConfig, read_config
+from policies.calibration.costs import CostModel
+from policies.calibration.roofline import FreeRows
 from policies.roofline.devices import DEVICES, Device, device_named
 from policies.roofline.kernels import draft_kernels, step_kernels
 from policies.roofline.learning import MFU, NETWORK_BYTES_S, hand_over_s, learner_tokens_s, quantising_s
@@ -176,7 +178,8 @@ def _steps(config: Config, net: Network, device: Device) -> Iterator[StepRow]:
     batches = [*(batch for batch in _BATCHES if batch < engine.max_running), engine.max_running]
     contexts = [*(context for context in _CONTEXTS if context < longest), longest]
     trees = config.model.batch_invariant != "engine"  # as the engine builds it on a GPU
-    policy = build_policy(config.speculation, drafters_of(config), trees=trees)
+    costs = CostModel(free=FreeRows(device.free_rows))
+    policy = build_policy(config.speculation, drafters_of(config), trees=trees, costs=costs)
     copy = self_format(config)
     for batch in batches:
         for context in contexts:

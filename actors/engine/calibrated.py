@@ -18,7 +18,7 @@ from contracts.rollout import EngineWindow, PassesDrifted, PassesKnown, PassesRe
 from models.config import ModelConfig, ModelConfigError, read_config
 from policies.calibration.costs import CostModel
 from policies.calibration.document import Calibration, CalibrationKey
-from policies.calibration.roofline import FreeRows
+from policies.calibration.roofline import UNKNOWN_GPU, FreeRows
 from policies.roofline.devices import device_named
 from policies.roofline.pace import Pace
 
@@ -26,7 +26,6 @@ KEY = "rollout.speculation.calibration"
 REFINED_S = 5.0  # after so long what was learned is told again, when the engine idles
 DRIFT_RATIO = 1.4  # by which passes must have become slower or faster, against what was said last ...
 DRIFT_STEPS, DRIFT_S = 64, 2.0  # ... for at least so many steps and so long, to be worth a word
-_UNKNOWN_GPU = FreeRows(100.0, 1.0)  # by the peaks 120 to 420, which kernels do not reach
 _SPREAD = 0.7
 _NO_SHAPE = ("_token_id", "_token_ids", "max_position_embeddings")  # whole numbers of a config.json that cost nothing
 
@@ -133,7 +132,7 @@ def free_rows(device: str, pace: Pace | None) -> FreeRows | None:
     import torch
 
     known = device_named(torch.cuda.get_device_name() if pace is None else pace.device)
-    return _UNKNOWN_GPU if known is None else FreeRows(known.free_rows, _SPREAD)
+    return UNKNOWN_GPU if known is None else FreeRows(known.free_rows, _SPREAD)
 
 
 def own_calibration(start: Start, key: CalibrationKey) -> Calibration | None:

@@ -20,6 +20,8 @@ from config.tree import Config
 from launch.config.issues import ConfigError, Issue
 from models.config import ModelConfig, ModelConfigError, read_config
 from models.peft import adapter_shapes
+from policies.calibration.costs import CostModel
+from policies.calibration.roofline import UNKNOWN_GPU, FreeRows
 from policies.roofline.devices import Device, device_named
 from policies.roofline.graphs import NOTHING_CAPTURED, predict
 from policies.roofline.memory import (
@@ -113,6 +115,13 @@ def device_of(config: Config) -> Device | None:
     return largest(driver_names())
 
 
+def gpu_costs(config: Config) -> CostModel:
+    """What an engine on the configuration's GPU knows of its passes before the first: how many rows are free, which
+    bounds the tokens to verify."""
+    device = device_of(config)
+    return CostModel(free=UNKNOWN_GPU if device is None else FreeRows(device.free_rows))
+
+
 def largest(names: Iterable[str]) -> Device | None:
     """The known device with the most memory: what does not fit that fits none."""
     found = [device for name in names if (device := device_named(name)) is not None]
@@ -156,7 +165,7 @@ def engine_shape(config: Config, net: Network) -> EngineShape | None:
     cluster, engine = config.cluster, config.rollout.engine
     if cluster.layout == "embedded" or engine.device == "cpu" or not cluster.gpus_per_worker:
         return None
-    policy = build_policy(config.speculation, drafters_of(config))
+    policy = build_policy(config.speculation, drafters_of(config), costs=gpu_costs(config))
     reached = {n: list(policy.arms_at(n)) if policy else [] for n in range(1, engine.max_running + 1)}
     plan = bucketed_plan(reached.__getitem__, batch_buckets(engine.max_running))
     verified = [n * (1 + arm.tokens_to_verify) for n, arms in reached.items() for arm in arms]

@@ -15,11 +15,13 @@ from planner.simulate.acceptance import AcceptanceState
 from planner.simulate.costs import SimulatedCosts
 from planner.simulate.scenario import Speculation
 from policies.calibration.costs import CostModel
+from policies.calibration.roofline import FreeRows
 from policies.speculation.chooser import MARGIN, AdaptivePolicy
 from policies.speculation.policy import FixedPolicy, StrategyPolicy
 from policies.speculation.toggle import RooflinePolicy
 from policies.steps import Load, StepKind, StepOutcome
 
+_MOST_FREE = 1024  # rows
 _OCTAVE = 8  # loads per octave that a choice is made for
 
 
@@ -35,7 +37,15 @@ class Adaptive:
 
     def __post_init__(self) -> None:
         arms = self.options.arms
-        self._policy = AdaptivePolicy(arms, max_running=self.options.max_running, exploration=0.0)
+        known = CostModel(free=FreeRows(float(self._free_rows())))
+        self._policy = AdaptivePolicy(arms, costs=known, max_running=self.options.max_running, exploration=0.0)
+
+    def _free_rows(self) -> int:
+        """The power of two of rows whose pass takes twice as long as one row's, or less."""
+        rows, most_s = 1, 2 * self.costs.step_s(1, 1, 0)
+        while rows < _MOST_FREE and self.costs.step_s(1, 2 * rows, 0) <= most_s:
+            rows *= 2
+        return rows
 
     def choose(self, running: int, context_tokens: float) -> Strategy:
         if running > self.options.max_running:

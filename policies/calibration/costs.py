@@ -28,6 +28,7 @@ class CostModel:
 
     def __init__(self, calibration: Calibration | None = None, free: FreeRows | None = None) -> None:
         self._passes, self._drafts = PassCosts(calibration, free), DraftCosts(calibration)
+        self.free_rows = (free or FreeRows()).rows  # of such a device, whatever was measured since
         self._switches: dict[str, Typical] = {}
         self._late: dict[str, tuple[Strategy, int, float]] = {}  # by drafter: a late draft before its usual ones
         self._drift, self._factor = 0.0, 1.0  # a logarithm and its exponential

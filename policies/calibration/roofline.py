@@ -32,6 +32,9 @@ class FreeRows:
     spread: float = 1.5
 
 
+UNKNOWN_GPU = FreeRows(100.0, 1.0)  # by the peaks 120 to 420, which kernels do not reach
+
+
 class Roofline(BaseModel, frozen=True, extra="forbid"):
     """Costs of a pass. All are at least 0, `fixed_s` above."""
 

@@ -31,6 +31,7 @@ LOSSES = 1.0  # times `exploration`: a drafter that has lost so much of the deco
 PAST_STEPS = 4096  # what was decoded, lost and saved so many steps ago counts for half
 WORST = 4.0  # times what was expected: no step counts as longer, so that one pause rules no drafter out
 BUCKET_NODES = (64, 32, 16, 16, 12, 12)  # most tokens to verify at 1, 2, 3-4, 5-8, 9-16, 17 and more: CUDA graphs
+PAID_FOR = 4.0  # or so many rows a batch, in those that the device computes for free, where that is more
 
 
 @dataclass(slots=True, kw_only=True)
@@ -72,8 +73,8 @@ class AdaptivePolicy:
         self._stake: tuple[Strategy, float, float] | None = None  # of the trial at hand: arm, seconds, best tokens/s
         self._evaluating = False
         self._running, self._last = 0, PLAIN
-        self._holds = [_Hold() for _ in range(len(BUCKET_NODES) + 1)]  # the last: more than max_running
-        self._hold = self._holds[0]
+        self._holds: dict[int, _Hold] = {}  # by bucket; -1: more than max_running
+        self._hold = _Hold()
         self._outcomes: list[StepOutcome] = []  # not learned from yet: so that a step costs an append
 
     @property
@@ -86,7 +87,7 @@ class AdaptivePolicy:
     def _candidates(self, running: int) -> list[int]:
         if running > self._max_running:
             return []
-        most = BUCKET_NODES[_bucket(running)]
+        most = most_nodes(running, self.costs.free_rows)
         return [
             i
             for i, arm in enumerate(self._arms)
@@ -105,7 +106,8 @@ class AdaptivePolicy:
         if load.running != self._running:
             self._running = load.running
             too_many = self._running > self._max_running
-            self._hold = self._holds[-1 if too_many else _bucket(self._running)]
+            bucket = -1 if too_many else _bucket(self._running)
+            self._hold = self._holds.get(bucket) or self._holds.setdefault(bucket, _Hold())
         hold = self._hold
         if hold.left <= 0:
             self._digest()
@@ -126,7 +128,7 @@ class AdaptivePolicy:
 
     def unavailable(self, drafter: str) -> None:
         self._gone.add(drafter)
-        for hold in self._holds:
+        for hold in self._holds.values():
             if hold.strategy.drafter == drafter:
                 hold.left, hold.strategy = 0, PLAIN
 
@@ -134,7 +136,7 @@ class AdaptivePolicy:
         self._gone.discard(drafter)
         self._digest()
         self.acceptance.renewed(drafter)
-        for hold in self._holds:
+        for hold in self._holds.values():
             hold.left = 0
 
     def new_target(self) -> None:
@@ -144,7 +146,7 @@ class AdaptivePolicy:
         for drafter in {arm.drafter for arm in self._arms}:
             if _retrieves(drafter):
                 self.acceptance.grown(drafter)
-        for hold in self._holds:
+        for hold in self._holds.values():
             if _prepares(hold.strategy.drafter):
                 hold.left = 0
 
@@ -374,8 +376,14 @@ def _retrieves(drafter: str) -> bool:
     return entry is not None and not entry.is_network and not entry.prepares
 
 
+def most_nodes(running: int, free_rows: float) -> int:
+    """Tokens to verify per request that an arm may have; beyond, rows cost more than drafts bring."""
+    bucket = _bucket(running)
+    return max(BUCKET_NODES[min(bucket, len(BUCKET_NODES) - 1)], int(PAID_FOR * free_rows) >> bucket)
+
+
 def _bucket(running: int) -> int:
-    return min((running - 1).bit_length(), len(BUCKET_NODES) - 1)
+    return (running - 1).bit_length()
 
 
 def _rounded(rows: float) -> int:

@@ -10,7 +10,7 @@ from config.network import Network
 from config.strategy import PLAIN, Strategy
 from policies.roofline.graphs import output_row_bytes, predict
 from policies.speculation.bandit import BegMabPolicy
-from policies.speculation.chooser import BUCKET_NODES, AdaptivePolicy
+from policies.speculation.chooser import BUCKET_NODES, AdaptivePolicy, most_nodes
 from policies.speculation.graph_plan import (
     CapturePlan,
     GraphShape,
@@ -94,6 +94,16 @@ def test_larger_batches_are_captured_with_fewer_tokens() -> None:
     assert most[32] == BUCKET_NODES[-1] + 1 < most[1]
     assert most[64] == 1
     assert list(most.values()) == sorted(most.values(), reverse=True)
+
+
+def test_a_device_that_computes_rows_for_free_verifies_more_of_them() -> None:
+    """No batch has more rows than one that was free four times over, but for the smallest caps."""
+    for running in range(1, 257):
+        usual, gpu = most_nodes(running, 16.0), most_nodes(running, 153.0)
+        assert gpu >= usual
+        assert usual == BUCKET_NODES[min((running - 1).bit_length(), 5)], "of a device nobody knows"
+        assert gpu * running <= max(4 * 153, running * usual)
+    assert [most_nodes(running, 153.0) for running in (8, 16, 32, 64)] == [76, 38, 19, 12]
 
 
 def test_equal_shapes_are_captured_once_and_each_number_touches_one_model() -> None:
