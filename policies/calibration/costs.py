@@ -65,6 +65,10 @@ class CostModel:
         seconds = self._drafts.at(strategy, requests)
         return None if seconds is None else seconds * self._factor
 
+    def timed(self, drafter: str) -> int:
+        """Usual steps of the drafter that were measured so far."""
+        return self._drafts.timed(drafter)
+
     def switch_s(self, drafter: str) -> float | None:
         """Seconds that the drafter's first step takes beyond its usual ones, after others drafted; None: not seen."""
         self._learn()

@@ -79,6 +79,11 @@ class DraftCosts:
             value = self._cache[key] = self._estimate(strategy, requests)
             return value
 
+    def timed(self, drafter: str) -> int:
+        """Usual steps of it that were measured here; none of a calibration's."""
+        found = self._drafters.get(drafter)
+        return 0 if found is None else found.seen
+
     def measured(self) -> Iterator[DraftCost]:
         """Everything."""
         for drafter in self._drafters.values():

@@ -13,6 +13,7 @@ from config.catalogue import CATALOGUE
 from config.strategy import PLAIN, Strategy
 from policies.calibration.costs import CostModel
 from policies.speculation.acceptance import AcceptanceModel, Expected
+from policies.speculation.ledger import Ledger
 from policies.speculation.policy import Reason
 from policies.speculation.preparation import Preparation
 from policies.steps import Load, StepKind, StepOutcome
@@ -22,14 +23,12 @@ CONFIRMED = 16  # ... and one that is confirmed for twice as long each time, up 
 MARGIN = 0.02  # what an arm must promise beyond another: the largest of several estimates is too large
 MOST_S = 0.2  # of an allowance that was not spent: what other loads saved up buys no storm of trials
 GRANT_S = 4e-3  # of exploration before the allowance has grown; or a plain step, and one more of few requests
-FEW = 4  # request-steps below which a drafter is hardly seen
+FEW = 4  # request-steps, or timed drafts of a network, below which a drafter is hardly seen
 DEAR, PART = 3.0, 0.4  # so often must the allowance hold the stake of a trial that may lose such a part of a step:
 # acceptance does not depend on the load, and where fewer requests run it is learned for less
 GUESSED = 3.0  # times the price of making a drafter ready must be earned back where its drafts were never timed
+INTERRUPTED = 2.0  # times its usual seconds: a pass of the target that takes longer is the machine's
 STAY_STEPS = 64  # over which the price of switching a drafter on is spread
-LOSSES = 1.0  # times `exploration`: a drafter that has lost so much of the decode time is out for a while
-PAST_STEPS = 4096  # what was decoded, lost and saved so many steps ago counts for half
-WORST = 4.0  # times what was expected: no step counts as longer, so that one pause rules no drafter out
 BUCKET_NODES = (64, 32, 16, 16, 12, 12)  # most tokens to verify at 1, 2, 3-4, 5-8, 9-16, 17 and more: CUDA graphs
 PAID_FOR = 4.0  # or so many rows a batch, in those that the device computes for free, where that is more
 
@@ -43,6 +42,7 @@ class _Hold:
     reason: Reason = Reason.UNMEASURED
     advantage: float | None = None
     best: Strategy = PLAIN  # which a trial was not
+    others: float = 1.0  # tokens per second of the best without its drafter, beside plain decoding's
     seconds: float = HOLD_S
 
 
@@ -67,9 +67,7 @@ class AdaptivePolicy:
         self._gone: set[str] = set()  # drafters that failed
         self._credit_s, self._granted_s = 0.0, 0.0
         self._preparation = Preparation()
-        self._decoded_s = 0.0
-        self._saved_s: dict[str, float] = {}  # by drafter, beside plain decoding
-        self._kept: dict[str, tuple[float, float]] = {}  # by drafter: seconds its steps were to take, and took
+        self._ledger = Ledger({arm.drafter for arm in self._arms}, exploration)
         self._stake: tuple[Strategy, float, float] | None = None  # of the trial at hand: arm, seconds, best tokens/s
         self._evaluating = False
         self._running, self._last = 0, PLAIN
@@ -161,12 +159,7 @@ class AdaptivePolicy:
         outcomes, self._outcomes = self._outcomes, []
         if not outcomes:
             return
-        keep = 0.5 ** (len(outcomes) / PAST_STEPS)
-        self._decoded_s *= keep
-        for drafter in self._saved_s:
-            self._saved_s[drafter] *= keep
-        for drafter, (expected_s, took_s) in self._kept.items():
-            self._kept[drafter] = keep * expected_s, keep * took_s
+        decoded_s = 0.0
         drafted: dict[Strategy, list[StepOutcome]] = {}
         plainly = 0
         for outcome in outcomes:
@@ -175,51 +168,43 @@ class AdaptivePolicy:
                 earned_s = self._exploration * outcome.elapsed_s
                 self._credit_s = min(self._credit_s + earned_s, max(MOST_S, self._credit_s))
             if outcome.load.running:
-                self._decoded_s += outcome.elapsed_s
+                decoded_s += outcome.elapsed_s
                 self._preparation.decoded(outcome.elapsed_s)
             if outcome.strategy.depth and (usual or outcome.reached is not None):
                 drafted.setdefault(outcome.strategy, []).append(outcome)
             else:
                 plainly += 1
+        self._ledger.decoded(len(outcomes), decoded_s, {strategy.drafter for strategy in drafted})
+        tried = None
         if self._stake is not None:
+            tried = self._stake[0]
             self._settle(drafted)
         for strategy, steps in drafted.items():
             self.acceptance.learn(strategy, steps)
-            self._balance(strategy.drafter, steps)
+            self._balance(strategy, steps, strategy is tried)
         if plainly:
             self.acceptance.passed(plainly)
 
-    def _balance(self, drafter: str, steps: list[StepOutcome]) -> None:
-        """Book what the drafter saved beside plain decoding. Of a gain, no more than it may lose is kept."""
-        saved_s = self._saved_s.get(drafter, 0.0)
-        expected_s, took_s = self._kept.get(drafter, (0.0, 0.0))
+    def _balance(self, strategy: Strategy, steps: list[StepOutcome], trial: bool) -> None:
+        """Book what they took beside what was predicted, and what they saved beside what would have decoded without
+        the drafter: the allowance has paid for a trial."""
+        drafter, ledger = strategy.drafter, self._ledger
+        saved_s = 0.0
         for outcome in steps:
-            draft_s = self.costs.draft_s(outcome.strategy, outcome.load.running)
+            running, took_s = outcome.load.running, outcome.elapsed_s
+            pass_s = self.costs.known_s(running, outcome.rows, outcome.load.context_tokens)
+            if pass_s is not None and took_s - outcome.draft_s > INTERRUPTED * pass_s:
+                continue  # the machine did something else: no fault of the drafter
+            draft_s = self.costs.draft_s(strategy, running)
             if outcome.kind is StepKind.USUAL and draft_s is not None:
-                one_s = outcome.elapsed_s - outcome.draft_s + draft_s
-                expected_s, took_s = expected_s + one_s, took_s + min(outcome.elapsed_s, WORST * one_s)
-            plain_s = None if outcome.kind is StepKind.DISTURBED else self.plain_s(outcome.load)
+                took_s = ledger.took(drafter, took_s, took_s - outcome.draft_s + draft_s)
+            plain_s = None if trial or outcome.kind is StepKind.DISTURBED else self.plain_s(outcome.load)
             if plain_s is not None:
-                saved_s += plain_s * (1 + outcome.accepted / outcome.load.running) - outcome.elapsed_s
-        self._saved_s[drafter] = min(saved_s, self._may_lose_s)
-        self._kept[drafter] = expected_s, took_s
-
-    def _lateness(self, drafter: str) -> float:
-        """By how much its steps took longer than with drafts as predicted, >= 1: the usual price of drafts that are
-        now and then very late is not their mean. What may be lost is doubt: it grows while others decode, and brings
-        the drafter back."""
-        expected_s, took_s = self._kept.get(drafter, (0.0, 0.0))
-        doubt_s = self._may_lose_s
-        return max((took_s + doubt_s) / (expected_s + doubt_s), 1.0) if doubt_s else 1.0
-
-    @property
-    def _may_lose_s(self) -> float:
-        return self._granted_s + LOSSES * self._exploration * self._decoded_s
-
-    def _losers(self) -> set[str]:
-        """Drafters that lost more than one may: they are out until more has been decoded."""
-        most_s = self._may_lose_s
-        return {drafter for drafter, saved_s in self._saved_s.items() if -saved_s > most_s + self._once_s(drafter)}
+                hold = self._holds.get(_bucket(running))
+                others = hold.others if hold is not None and hold.strategy.drafter == drafter else 1.0
+                saved_s += plain_s * (1 + outcome.accepted / running) / others - took_s
+        if not trial:
+            ledger.saved(drafter, saved_s, self._once_s(drafter))
 
     def _once_s(self, drafter: str) -> float:
         """Seconds of making it ready, or of catching up: an investment, to be earned back."""
@@ -262,11 +247,11 @@ class AdaptivePolicy:
             return
         if not self._granted_s:
             self._granted_s = self._credit_s = max(GRANT_S, (1 + 1 / math.sqrt(running)) * plain_s)
-        if losers := self._losers():
-            candidates = [i for i in candidates if self._arms[i].drafter not in losers]
-            if not candidates:
-                hold.reason, hold.left = Reason.PLAIN_IS_FASTER, max(int(hold.seconds / plain_s), 1)
-                return
+            self._ledger.grant(self._granted_s)
+        candidates = [i for i in candidates if not self._ledger.rests(self._arms[i].drafter)]
+        if not candidates:
+            hold.reason, hold.left = Reason.PLAIN_IS_FASTER, max(int(hold.seconds / plain_s), 1)
+            return
         expected = self.acceptance.expected(load.prompt_ids)
         rates = [self._rate(load, i, float(expected.rows[i]), float(expected.accepted[i])) for i in candidates]
         drafting, first = max((rate, -i) for i, rate in zip(candidates, rates, strict=True))
@@ -287,6 +272,8 @@ class AdaptivePolicy:
                 return
         hold.seconds = min(2 * hold.seconds, CONFIRMED * HOLD_S) if best is hold.best else HOLD_S
         hold.strategy = hold.best = best
+        alone = [one for i, one in zip(candidates, rates, strict=True) if self._arms[i].drafter != best.drafter]
+        hold.others = max([1.0, *(one * plain_s / running for one in alone)])
         hold.reason = Reason.PLAIN_IS_FASTER if best is PLAIN else Reason.PAYS_MOST
         hold.left = int(hold.seconds / step_s)
         if best is not PLAIN:  # What it promises is followed no further than it was seen.
@@ -297,12 +284,12 @@ class AdaptivePolicy:
     def _rate(self, load: Load, arm: int, rows: float, accepted: float) -> float:
         """Tokens per second of an arm whose drafts have so many rows per request, so many of them accepted."""
         strategy = self._arms[arm]
-        seconds = self._seconds(load, strategy, rows) * self._lateness(strategy.drafter)
+        seconds = self._seconds(load, strategy, rows) * self._ledger.lateness(strategy.drafter)
         return load.running * (1 + accepted) / (seconds + self._joining_s(load, strategy, seconds))
 
     def _seconds(self, load: Load, strategy: Strategy, rows: float, *, hoping: bool = False) -> float:
         """A step of it. Drafting whose cost nobody knows costs what such a drafter's passes do, so nothing of one that
-        has none; nor, to an optimist, does one hardly seen: its first drafts may have read an index."""
+        has none; nor, to an optimist, does one hardly seen: first drafts read an index, or were disturbed."""
         running = load.running
         step_s = self.costs.step_s(running, _rounded(running * (1 + rows)), load.context_tokens)
         assert step_s is not None
@@ -311,10 +298,11 @@ class AdaptivePolicy:
         if hoping and not level and self.acceptance.seen(strategy) < FEW:
             return step_s
         draft_s = self.costs.draft_s(strategy, running)
-        if draft_s is None and level:
+        if level and (draft_s is None or (hoping and self.costs.timed(strategy.drafter) < FEW)):
             plain_s = self.costs.step_s(running, running, load.context_tokens)
             assert plain_s is not None
-            draft_s = level * strategy.depth * plain_s
+            guessed_s = level * strategy.depth * plain_s
+            draft_s = guessed_s if draft_s is None else min(draft_s, guessed_s)
         return step_s + (draft_s or 0.0)
 
     def _joining_s(self, load: Load, strategy: Strategy, seconds: float) -> float:
@@ -352,7 +340,7 @@ class AdaptivePolicy:
                 continue
             hoped = float(expected.hoped[i])
             seconds = self._seconds(load, arm, max(float(expected.rows[i]), hoped), hoping=True)
-            seconds *= self._lateness(arm.drafter)
+            seconds *= self._ledger.lateness(arm.drafter)
             gain = load.running * (1 + hoped) / (seconds + self._joining_s(load, arm, seconds)) / rate - 1
             if gain <= MARGIN:
                 continue

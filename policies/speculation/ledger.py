@@ -1,0 +1,102 @@
+"""What each drafter's steps brought beside those that would have been made without it: how late its drafts are, and
+whether it rests. Owns the accounts; knows no costs and makes no choice.
+
+A drafter that lost its allowance rests, first for a few times the seconds that it lost, then each time for twice as
+long, until it has earned back what it lost. So one burst of a disturbed machine costs some seconds of another drafter's
+speed, and one that always loses loses ever more rarely. A drafter that comes back comes without its past.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+PAST_STEPS = 4096  # what was decoded so many steps ago counts for half
+IDLE_STEPS = 512  # what was late of a drafter, in so many steps of others
+LOSSES = 1.0  # times `exploration`: of the decode time since it came back, what a drafter may lose
+REST, LONGER, LONGEST = 8.0, 2.0, 4096.0  # times what it lost: its first rest, each further one, at most
+WORST = 4.0  # times what was expected: a pardoned step counts as no longer, so that one pause rules no drafter out
+TOGETHER, PARDON = 2, 256  # usual steps between late ones of one burst; steps of its own between two pardoned bursts
+
+
+@dataclass(slots=True)
+class _Account:
+    """Seconds of one drafter."""
+
+    expected_s: float = 0.0  # its steps, with drafts as predicted
+    took_s: float = 0.0
+    saved_s: float = 0.0  # since it came back; of gains no more than it may lose, or lost in one step
+    earned_s: float = 0.0  # since it came back, all of it
+    decoded_s: float = 0.0  # by anyone, since it came back
+    rest_s: float = 0.0  # of others' decoding, until it comes back
+    longer: float = REST  # the next rest, times what was lost
+    owed_s: float = 0.0  # that it lost before it rested, until it is earned back
+    steps: int = 0  # of its own
+    late_at: int = -PARDON  # the last late one
+    pardon_at: int = 0  # from which step on the next burst of late ones is pardoned
+    pardoned: bool = False  # the last burst
+    worst_s: float = 0.0  # that one step lost: so much of its gains is kept for another
+
+
+class Ledger:
+    """Of one engine's drafters."""
+
+    def __init__(self, drafters: Iterable[str], exploration: float) -> None:
+        self._accounts = {drafter: _Account() for drafter in drafters}
+        self._exploration, self._granted_s = exploration, 0.0
+
+    def grant(self, seconds: float) -> None:
+        """What each may lose before anything was decoded."""
+        self._granted_s = seconds
+
+    def decoded(self, steps: int, seconds: float, drafted: Iterable[str]) -> None:
+        """So many engine steps took so long, some of them with these drafters."""
+        keep, idle, busy = 0.5 ** (steps / PAST_STEPS), 0.5 ** (steps / IDLE_STEPS), set(drafted)
+        for drafter, one in self._accounts.items():
+            late = keep if drafter in busy else idle
+            one.expected_s, one.took_s = late * one.expected_s, late * one.took_s
+            one.saved_s, one.decoded_s = keep * one.saved_s, keep * one.decoded_s + seconds
+            one.worst_s *= keep
+            if one.rest_s > 0.0:
+                one.rest_s -= seconds
+                if one.rest_s <= 0.0:
+                    one.expected_s = one.took_s = one.saved_s = one.earned_s = one.decoded_s = one.rest_s = 0.0
+
+    def took(self, drafter: str, seconds: float, expected_s: float) -> float:
+        """A usual step of it, and what it was to take with drafts as predicted. Returns the seconds that count: not all
+        of the late steps of a burst, unless such bursts are frequent."""
+        one, counted_s = self._accounts[drafter], seconds
+        one.steps += 1
+        if seconds > WORST * expected_s:
+            if one.steps - one.late_at > TOGETHER:
+                one.pardoned = one.steps >= one.pardon_at
+                one.pardon_at = one.steps + PARDON if one.pardoned else one.pardon_at
+            one.late_at = one.steps
+            counted_s = WORST * expected_s if one.pardoned else seconds
+            one.worst_s = max(one.worst_s, counted_s - expected_s)
+        one.expected_s, one.took_s = one.expected_s + expected_s, one.took_s + counted_s
+        return counted_s
+
+    def saved(self, drafter: str, seconds: float, once_s: float) -> None:
+        """Beside what would have decoded without it; negative: lost. `once_s`: of making it ready, to be earned back
+        before it counts as lost."""
+        one = self._accounts[drafter]
+        one.earned_s += seconds
+        one.saved_s = min(one.saved_s + seconds, max(self._may_lose_s(one), one.worst_s))
+        if one.owed_s and one.earned_s >= one.owed_s:
+            one.owed_s, one.longer = 0.0, REST
+        if one.rest_s <= 0.0 and -one.saved_s > self._may_lose_s(one) + once_s:
+            one.owed_s, one.rest_s = -one.saved_s, -one.saved_s * one.longer
+            one.longer = min(LONGER * one.longer, LONGEST)
+
+    def rests(self, drafter: str) -> bool:
+        return self._accounts[drafter].rest_s > 0.0
+
+    def lateness(self, drafter: str) -> float:
+        """By how much its steps took longer than with drafts as predicted, >= 1: the usual price of drafts that are
+        now and then very late is not their mean. What may be lost is doubt: it grows while others decode, and brings
+        the drafter back."""
+        one = self._accounts[drafter]
+        doubt_s = self._may_lose_s(one)
+        return max((one.took_s + doubt_s) / (one.expected_s + doubt_s), 1.0) if doubt_s else 1.0
+
+    def _may_lose_s(self, one: _Account) -> float:
+        return self._granted_s + LOSSES * self._exploration * one.decoded_s
