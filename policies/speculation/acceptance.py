@@ -197,28 +197,32 @@ class AcceptanceModel:
     def _estimate(self) -> None:
         """Every level borrows from the one above it, or a tree's from the chain's."""
         self._stale = False
-        shares, of = self._of(self._counts)
         # Hope is of what was seen since the memory grew.
         seen = self._counts[_COULD, :, 0]
         grown = self._fresh < 0.999 * seen
-        lately = np.where(grown, self._fresh / np.maximum(seen, 1e-9), 1.0)
-        likely, sure = self._of(self._counts * lately[:, None]) if grown.any() else (shares, of)
-        hoped = np.minimum(likely[:2] + HOPED * np.sqrt(likely[:2] * (1 - likely[:2]) / sure[:2]), 1.0)
-        self._shares = np.concatenate((shares[:2], hoped, shares[2:]))
+        counts = self._counts[:, None]
+        if grown.any():  # both at once: arrays so small cost their calls, not their elements
+            lately = np.where(grown, self._fresh / np.maximum(seen, 1e-9), 1.0)
+            counts = np.stack((self._counts, self._counts * lately[:, None]), 1)
+        shares, of = self._of(counts)
+        likely, sure = shares[:2, -1], of[:2, -1]
+        hoped = np.minimum(likely + HOPED * np.sqrt(likely * (1 - likely) / sure), 1.0)
+        self._shares = np.concatenate((shares[:2, 0], hoped, shares[2:, 0]))
         chains, made = self._chains, self._counts[_MADE]
         nodes = self._nodes[chains:] + BORROWED * self._widths
         self._fill[chains:] = nodes / (made[chains:].sum(1) + BORROWED)
 
     def _of(self, counts: Float64Array) -> tuple[Float64Array, Float64Array]:
-        """Of counts: shares [3, tables, levels] (P it goes on, stands, goes on in drafting), and of how many."""
+        """Of counts [5, several, tables, levels]: shares [3, several, tables, levels] (P it goes on, stands, goes on in
+        drafting), and of how many."""
         tried, offered, stood, could, made = counts
         won, of = np.stack((offered, stood, made)), np.stack((tried, offered, could)) + BORROWED
         chains = self._chains
         # p[i] = (won[i] + BORROWED p[i - 1]) / of[i], in closed form.
-        borrowed = np.cumprod(BORROWED / of[:, :chains], 2)
-        chain = borrowed * (self._first + np.cumsum(won[:, :chains] / of[:, :chains] / borrowed, 2))
-        tree = (won[:, chains:] + BORROWED * chain[:, self._chain_of]) / of[:, chains:]
-        return np.minimum(np.concatenate((chain, tree), 1), 1.0), of  # but for rounding
+        borrowed = np.cumprod(BORROWED / of[:, :, :chains], 3)
+        chain = borrowed * (self._first[:, None] + np.cumsum(won[:, :, :chains] / of[:, :, :chains] / borrowed, 3))
+        tree = (won[:, :, chains:] + BORROWED * chain[:, :, self._chain_of]) / of[:, :, chains:]
+        return np.minimum(np.concatenate((chain, tree), 2), 1.0), of  # but for rounding
 
 
 @dataclass(frozen=True, slots=True)
