@@ -1,9 +1,9 @@
 """Mode paper: the Bucketed-Epsilon-Greedy selector of TLT, Algorithm 1, to the letter. Owns its windows and its random
 stream.
 
-Where the paper is silent: without thresholds neighbouring groups are joined until every bucket has two arms, and
-buckets start at powers of two; with fewer thresholds than groups the last groups share the last bucket; an arm without
-a measurement counts as infinitely good, so it is tried.
+Where the paper is silent: without thresholds neighbouring groups are joined until every bucket has two arms, and each
+bucket holds twice the requests of the one before it, the last from half of the limit on; with fewer thresholds than
+groups the last groups share the last bucket; an arm without a measurement counts as infinitely good, so it is tried.
 """
 
 import random
@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from statistics import median
 
+from config.speculation import ELASTIC
 from config.strategy import PLAIN, Strategy
 from policies.calibration.costs import CostModel
 from policies.speculation.elastic import ElasticSwitch
@@ -23,8 +24,8 @@ from policies.steps import Load, StepKind, StepOutcome
 class BegMabPolicy:
     """Strategies grouped by tokens to verify, descending, onto ascending batch buckets [t_i, t_(i+1) - 1].
 
-    thresholds: t_1 = 1 < t_2 < ...; None: 1, 2, 4, 8, ... for buckets of at least two arms. Raises ValueError for
-    others.
+    thresholds: t_1 = 1 < t_2 < ...; None: powers of two up to half of `max_running`, for buckets of at least two arms.
+    Raises ValueError for others.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class BegMabPolicy:
         groups = [list(group) for _, group in groupby(ordered, key=lambda strategy: strategy.tokens_to_verify)]
         if thresholds is None:
             groups = _joined(groups)
-        self._thresholds = [1 << i for i in range(len(groups))] if thresholds is None else list(thresholds)
+        self._thresholds = _doubling(len(groups), max_running) if thresholds is None else list(thresholds)
         ascending = all(a < b for a, b in zip(self._thresholds, self._thresholds[1:], strict=False))
         if not self._thresholds or self._thresholds[0] != 1 or not ascending:
             raise ValueError("rollout.speculation.batch_thresholds must ascend from 1")
@@ -134,3 +135,10 @@ def _joined(groups: list[list[Strategy]]) -> list[list[Strategy]]:
     if len(joined) > 1 and len(joined[-1]) < 2:
         joined[-2:] = [joined[-2] + joined[-1]]
     return joined
+
+
+def _doubling(buckets: int, max_running: int) -> list[int]:
+    """Where each begins. Many tokens are verified up to where a GPU computes their rows for free: some requests, not
+    one."""
+    most = min(max_running, ELASTIC)
+    return [1, *(max(1 << i, most >> (buckets - i)) for i in range(1, buckets))]

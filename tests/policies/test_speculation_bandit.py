@@ -101,8 +101,11 @@ def build(chosen: Sequence[Strategy], *, seed: int = 0, epsilon: float = 0.1, wi
 
 def test_without_thresholds_buckets_double_and_each_has_a_choice() -> None:
     policy = build(arms("suffix:16", "suffix:8", "suffix:4", "suffix:2", "suffix:1"))
-    found = [[str(arm) for arm in policy.arms_at(running)] for running in (1, 2, 32)]
-    assert found == [["suffix:16", "suffix:8"], *[["suffix:4", "suffix:2", "suffix:1"]] * 2]
+    found = [[str(arm) for arm in policy.arms_at(running)] for running in (1, 15, 16, 32)]
+    assert found == [*[["suffix:16", "suffix:8"]] * 2, *[["suffix:4", "suffix:2", "suffix:1"]] * 2]
+    seven = build([Strategy("suffix", depth) for depth in range(1, 15)])
+    begin = [n for n in range(1, 65) if n == 1 or seven.arms_at(n) != seven.arms_at(n - 1)]
+    assert begin == [1, 2, 4, 8, 16, 32, 33], "the last: above max_running nothing is drafted"
     assert [len(build(arms("suffix:8")).arms_at(running)) for running in (1, 32)] == [1, 1]
 
 
