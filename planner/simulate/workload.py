@@ -162,7 +162,7 @@ class Workload:
     def _allocated(self, prompts: list[int]) -> list[int]:
         asked, budget = self.scenario.workload, self.scenario.budget
         tokens = np.array([self._costs.expected_tokens(prompt) for prompt in prompts])
-        spread = np.array([self._spread.spread(prompt) for prompt in prompts])
+        spread = np.array([self._spread.spread(prompt) for prompt in prompts]) * np.sqrt(tokens)  # of sums over tokens
         most = budget.max_rollouts or 4 * asked.rollouts_per_prompt
         size = budget.tokens_per_step
         whole = (
@@ -190,4 +190,6 @@ class Workload:
         self._lengths.observe(prompt, sum(one.tokens for one in own) / len(own))
         if self.scenario.budget.on and len(own) > 1:
             rewards = (rng.random(len(own)) < self._solved[prompt]).astype(float)
-            self._spread.observe(prompt, visit_variance(squares(rewards.tolist())), len(own))
+            size = np.array([one.tokens for one in own], float)
+            contributed = squares(rewards.tolist(), size / size.mean())
+            self._spread.observe(prompt, visit_variance(contributed), len(own))

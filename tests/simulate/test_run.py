@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from launch.config.issues import ConfigError
 from planner.simulate import Scenario, load_scenario, simulate
 from planner.simulate.study import ablation
+from planner.simulate.workload import Asked, Workload
 
 SMALL = Scenario(name="small").but(
     fleet__nodes=2,
@@ -122,6 +123,20 @@ def test_looking_ahead_shortens_steps_by_what_stands_and_changes_no_response() -
         SMALL.but(workload__steps=5, fleet__layout="colocated", lookahead__enabled=True, lookahead__differs=1e9)
     )
     assert without.rollout_s - stands.rollout_s > tail.rollout_s - ahead.rollout_s > 0, "the tail's seconds alone"
+
+
+def test_prompts_are_allocated_as_in_a_run_though_their_responses_are_longer() -> None:
+    """Equal rewards: a sum over tokens varies by the root of their number, which is what a token costs too. By rewards
+    alone (DUET) long responses get the fewer."""
+    scenario = SMALL.but(workload__steps=30, workload__solved=0.5, lengths__between=0.9, budget__share=0.5)
+    workload, asked = Workload(scenario=scenario), list[Asked]()
+    for _ in range(30):
+        asked += workload.step()
+    tokens = {prompt: [one.tokens for one in asked if one.prompt == prompt] for prompt in {o.prompt for o in asked}}
+    ordered = sorted(tokens.values(), key=lambda one: sum(one) / len(one))
+    quarter = len(ordered) // 4
+    short, long = (sum(map(len, part)) for part in (ordered[:quarter], ordered[-quarter:]))
+    assert 0.8 <= long / short <= 1.25
 
 
 def test_a_budget_spends_its_share_of_the_tokens() -> None:
