@@ -2,8 +2,9 @@
 
 Owns the toggle's state and what it knows of acceptance; knows no device (`policies.calibration.costs`). Drafting goes
 on where it is predicted to bring more than 1 + margin times the tokens of plain decoding (eq. 3), and stays on while
-requests only leave, once drafts were timed at about its load. A rollout ends where requests come after none waited; at
-its end the ladder moves by a rung, after the same verdict in `patience` rollouts that drafted.
+requests only leave, once drafts were timed at about its load. A rollout ends with new weights of the target; before the
+first ones, where requests come after none waited, for turns come and go within a rollout. At its end the ladder moves
+by a rung, after the same verdict in `patience` rollouts that drafted.
 
 Where the paper is silent: every draft counts as accepted until some were verified, and what was verified counts for
 three quarters as much in each further rollout, so that a drafter that was too bad once is tried again. Up needs a block
@@ -57,6 +58,7 @@ class RooflinePolicy:
         self._running = self._waiting = 0  # of the last step
         self._left = False  # requests have ended since the rollout began
         self._on = self._failed = False
+        self._by_weights = False  # new weights have come: they end rollouts
         self._measured = False  # what drafts of the rung cost at about this load, when the choice was made
         self._calibrated: bool | None = None  # drafts were timed before the first choice; None: nobody asked yet
         self._looked: set[int] = set()  # loads, in octaves, at which drafts were timed by ourselves
@@ -89,7 +91,8 @@ class RooflinePolicy:
         running = load.running
         if running > self._running:
             self._on = False
-            if not self._waiting and self._left:  # else its requests begin one after the other
+            # Else its requests begin one after the other, or it ends with new weights.
+            if not self._waiting and self._left and not self._by_weights:
                 self._left = False
                 self._end_rollout()
         elif running < self._running:
@@ -131,7 +134,9 @@ class RooflinePolicy:
         self._failed = self._failed and drafter != self._ladder[0].drafter
 
     def new_target(self) -> None:
-        pass
+        """The rollout with the old weights has ended."""
+        self._by_weights = True
+        self._end_rollout()
 
     def plain_s(self, load: Load) -> float | None:
         return self._costs.known_s(load.running, load.running, load.context_tokens)

@@ -115,6 +115,19 @@ def test_requests_that_waited_begin_no_rollout() -> None:
     assert policy.choose(Load(2, 0, 100)) == LADDER[1], "now a rollout has ended"
 
 
+def test_requests_that_come_and_go_within_a_rollout_end_none() -> None:
+    """As with turns: 400 steps of one RL step were once 200 rollouts, so the ladder climbed to its end."""
+    policy = policy_of(patience=2)
+    policy.new_target()
+    for rollout in range(3):
+        for step in range(400):
+            running = 2 - step % 2
+            assert policy.choose(Load(running, 0, 100)) == LADDER[rollout // 2]
+            arm = LADDER[rollout // 2]
+            policy.record(outcome(arm, running, arm.depth * running, arm.depth * running, 1.6e-3, draft_s=0.45e-3))
+        policy.new_target()
+
+
 def test_the_ladder_goes_up_where_drafts_are_good_a_rung_in_two_rollouts() -> None:
     world = replace(FREE, accept={"self": 0.99})
     depths = rollouts(policy_of(world), world, 10)
