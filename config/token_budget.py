@@ -74,6 +74,15 @@ class AbortOptions(BaseModel, frozen=True, extra="forbid"):
         _ABORT,
         OnlyWith("keep", ("auto",), when="enabled"),
     ] = 0.1
+    price: Annotated[
+        Literal["tokens", "time"],
+        Field(
+            description="with keep: auto, what a late token costs; tokens: as much as any; time: the seconds for which "
+            "it holds the RL step up"
+        ),
+        _ABORT,
+        OnlyWith("keep", ("auto",), when="enabled"),
+    ] = "tokens"
     grace_tokens: Annotated[int, Field(ge=0, description="tokens between the answer and the stop"), _ABORT] = 16
     poll_quantile: Annotated[
         float,

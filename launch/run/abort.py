@@ -45,6 +45,11 @@ class AbortRule:
         beyond = at.give_up_at + self._options.grace_tokens
         return Lateness(at.give_up_at, beyond, self._window.mean_excess(at.give_up_at), mean)
 
+    def held_up(self, responses: int) -> float:
+        """Of a round of so many responses: seconds that a late token takes over those that others take, >= 1."""
+        lateness = self.lateness
+        return 1.0 if lateness is None else self._window.held_up(lateness.give_up_at, responses)
+
     def rules(self, stop: StopRule | None, keeps: Sequence[float]) -> list[StopRule | None]:
         """For each of `keeps`, `stop` with the answer in it; `stop` itself during the warm-up."""
         if (at := self._thresholds()) is None:

@@ -119,6 +119,8 @@ class TokenBudget:
         spread, tokens = self._expected(prompt_ids)
         if price is None:
             price = price_of_equal(spread, tokens, self._options.rollouts_per_prompt)
+        if self._options.abort.price == "time" and self._abort is not None:
+            price *= self._abort.held_up(sum(counts))
         keeps = []
         for prompt_id, count, own, size in zip(
             prompt_ids, counts, spread.tolist(), sizes(tokens, self._aggregation).tolist(), strict=True

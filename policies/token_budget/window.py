@@ -46,6 +46,16 @@ class LengthWindow:
         late = [(length - tokens, weight) for length, weight in self._entries if length > tokens]
         return sum(more * weight for more, weight in late) / sum(weight for _, weight in late) if late else 0.0
 
+    def held_up(self, tokens: int, responses: int) -> float:
+        """Seconds per token behind `tokens` over those before, >= 1, where all of so many responses decode at once and
+        a step takes as long for one as for all: the longest alone decides how many steps there are."""
+        longest = self.quantile(1 - 1 / max(responses, 1))
+        behind = sum(max(length - tokens, 0) * weight for length, weight in self._entries)
+        before = sum(min(length, tokens) * weight for length, weight in self._entries)
+        if longest is None or longest <= tokens or not behind or not before:
+            return 1.0
+        return max((longest - tokens) / behind * before / tokens, 1.0)
+
     def state_dict(self) -> dict[str, Any]:
         """JSON."""
         return {"entries": [list(entry) for entry in self._entries]}

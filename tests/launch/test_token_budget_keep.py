@@ -84,6 +84,14 @@ def test_late_responses_of_no_use_are_given_up_more_often_than_those_that_teach(
     assert plan.counts == [8] * PROMPTS
 
 
+def test_by_time_more_of_what_holds_the_step_up_is_given_up() -> None:
+    """The same rewards: a late token that few share a step with costs several times the others."""
+    tokens, seconds = World(**LATE), World(price="time", **LATE)
+    for number in range(40):
+        by_tokens, by_time = (world.step(number)[0] for world in (tokens, seconds))
+    assert by_time.metrics["abort/keep_mean"] < 0.9 * by_tokens.metrics["abort/keep_mean"]
+
+
 def test_a_number_is_the_probability_of_all() -> None:
     world = World(keep=0.25, **LATE)
     for number in range(5):

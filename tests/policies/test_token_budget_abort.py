@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from config.token_budget import AbortOptions
@@ -102,3 +102,20 @@ def test_polling_begins_no_later_than_the_natural_quantile_though_answers_cut_wh
     assert max(at.poll_from for at in found) <= np.quantile(LENGTHS, options.poll_quantile) * 1.15
     late = np.array([at.give_up_at or 0 for at in found])
     assert (late >= np.quantile(answers, 0.8)).all()  # nobody is late who answers as soon as four of five do
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.integers(1, 400), min_size=3, max_size=60), st.integers(1, 300))
+def test_what_a_late_token_holds_up_is_what_steps_of_a_batch_take(lengths: list[int], late: int) -> None:
+    """Against a batch that is decoded token by token, a step of it as long with one response as with all."""
+    window = window_of([(length, 1.0) for length in lengths])
+    steps = {False: 0, True: 0}
+    for position in range(max(lengths)):
+        steps[position >= late] += 1
+    tokens = {
+        False: sum(min(length, late) for length in lengths),
+        True: sum(max(length - late, 0) for length in lengths),
+    }
+    expected = steps[True] / tokens[True] / (steps[False] / tokens[False]) if steps[True] else 1.0
+    assert window.held_up(late, 1 << 20) == pytest.approx(max(expected, 1.0))
+    assert window.held_up(late, 2) <= window.held_up(late, 1 << 20) + 1e-9
