@@ -17,6 +17,7 @@ from policies.rounds import Race, Rounds, Turn
 from policies.token_budget.abort import thresholds
 from policies.token_budget.allocation import allocate
 from policies.token_budget.cost import ExpectedLengths, Visit
+from policies.token_budget.keep import LateModel, best_keep, price_of_equal
 from policies.token_budget.spread import SpreadModel, squares, visit_variance
 from policies.token_budget.window import LengthWindow
 
@@ -46,6 +47,7 @@ class Workload:
     _order: list[int] = field(default_factory=list)  # of the epoch, what is left of it
     _costs: ExpectedLengths = field(init=False)
     _spread: SpreadModel = field(default_factory=SpreadModel)
+    _late: LateModel = field(default_factory=LateModel)
     _window: LengthWindow = field(init=False)
     _ended: int = 0
     _rounds: Rounds | None = None  # None: all that is sampled is learned from
@@ -80,8 +82,13 @@ class Workload:
                 own = [Asked(prompt, tokens, 0.0) for tokens in natural]
                 self._observe(prompt, own, None, 1.0, past)
                 visits.append(Visit(prompt, natural, [1.0] * len(own), [False] * len(own)))
-            if self.scenario.budget.on:
+            if self._learns:
                 self._costs.observe(visits)
+
+    @property
+    def _learns(self) -> bool:
+        abort = self.scenario.abort
+        return self.scenario.budget.on or (abort.enabled and abort.keep == "auto")
 
     def step(self) -> list[Asked]:
         """The next step's responses, by prompt."""
@@ -90,16 +97,15 @@ class Workload:
             return self._round(self._rounds)
         asked, budget = self.scenario.workload, self.scenario.budget
         prompts = self._next(asked.prompts_per_step)
-        counts = [asked.rollouts_per_prompt] * len(prompts)
+        counts, price = [asked.rollouts_per_prompt] * len(prompts), None
         if budget.on:
-            counts = self._allocated(prompts)
+            counts, price = self._allocated(prompts)
         limit = thresholds(self.scenario.abort, self._window, self._ended, self.scenario.lengths.max_tokens)
         late = None if limit is None or not self.scenario.abort.enabled else limit.give_up_at
-        keep = self.scenario.abort.keep
-        keep = self.scenario.abort.min_keep if keep == "auto" else keep
+        keeps = self._keeps(prompts, counts, price, late)
         found, visits = [], []
         self._steps += 1
-        for prompt, count in zip(prompts, counts, strict=True):
+        for prompt, count, keep in zip(prompts, counts, keeps, strict=True):
             rng = np.random.default_rng([self.scenario.seed, 4, self._steps, prompt])
             natural = self._draws.lengths(prompt, count, rng)
             expected = self._lengths.expected_tokens(prompt)
@@ -112,7 +118,7 @@ class Workload:
             self._observe(prompt, own, late, keep, rng)
             weights = [keep if late is not None and not o.given_up and o.tokens > late else 1.0 for o in own]
             visits.append(Visit(prompt, [o.tokens for o in own], weights, [o.given_up for o in own]))
-        if budget.on:
+        if self._learns:
             self._costs.observe(visits)
         return found
 
@@ -159,10 +165,34 @@ class Workload:
             found.append(self._order.pop())
         return found
 
-    def _allocated(self, prompts: list[int]) -> list[int]:
-        asked, budget = self.scenario.workload, self.scenario.budget
+    def _expected(self, prompts: list[int]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """(spreads of sums over tokens, tokens), [prompts]."""
         tokens = np.array([self._costs.expected_tokens(prompt) for prompt in prompts])
-        spread = np.array([self._spread.spread(prompt) for prompt in prompts]) * np.sqrt(tokens)  # of sums over tokens
+        return np.array([self._spread.spread(prompt) for prompt in prompts]) * np.sqrt(tokens), tokens
+
+    def _keeps(self, prompts: list[int], counts: list[int], price: float | None, late: int | None) -> list[float]:
+        """With which probability late responses to each prompt go on, as launch.run.token_budget has it."""
+        options, mean = self.scenario.abort, self._window.mean()
+        if options.keep != "auto":
+            return [options.keep] * len(prompts)
+        if late is None or not mean:
+            return [1.0] * len(prompts)
+        spread, tokens = self._expected(prompts)
+        excess = self._window.mean_excess(late)
+        if price is None:
+            price = price_of_equal(spread, tokens, self.scenario.workload.rollouts_per_prompt)
+        if options.price == "time":
+            price *= self._window.held_up(late, sum(counts))
+        keeps = []
+        for prompt, count, own, size in zip(prompts, counts, spread.tolist(), tokens.tolist(), strict=True):
+            known = self._late.square(prompt)
+            square = own**2 * (late + excess) / mean if known is None else known * size
+            keeps.append(best_keep(square, excess, price, count, least=options.min_keep))
+        return keeps
+
+    def _allocated(self, prompts: list[int]) -> tuple[list[int], float]:
+        asked, budget = self.scenario.workload, self.scenario.budget
+        spread, tokens = self._expected(prompts)
         most = budget.max_rollouts or 4 * asked.rollouts_per_prompt
         size = budget.tokens_per_step
         whole = (
@@ -171,7 +201,7 @@ class Workload:
             else (budget.share or 1.0) * asked.rollouts_per_prompt * float(tokens.sum()) * self._costs.natural
         )
         found = allocate(spread, tokens, whole, least=budget.min_rollouts, most=max(most, budget.min_rollouts))
-        return [int(count) for count in found.counts]
+        return [int(count) for count in found.counts], found.price
 
     def _cut(
         self, prompt: int, tokens: int, expected: float, late: int | None, keep: float, coin: NDArray[np.float64]
@@ -188,8 +218,16 @@ class Workload:
         for one in kept:
             self._window.add(one.tokens, 1 / keep if late is not None and one.tokens > late else 1.0)
         self._lengths.observe(prompt, sum(one.tokens for one in own) / len(own))
-        if self.scenario.budget.on and len(own) > 1:
+        if self._learns and len(own) > 1:
             rewards = (rng.random(len(own)) < self._solved[prompt]).astype(float)
             size = np.array([one.tokens for one in own], float)
-            contributed = squares(rewards.tolist(), size / size.mean())
-            self._spread.observe(prompt, visit_variance(contributed), len(own))
+            contributed = squares(
+                [0.0 if o.given_up else r for o, r in zip(own, rewards, strict=True)], size / size.mean()
+            )
+            behind = np.array([late is not None and (one.given_up or one.tokens > late) for one in own])
+            lost = np.array([one.given_up for one in own])
+            if late is not None:
+                self._late.observe(prompt, np.where(lost, 0.0, contributed / keep)[behind].tolist())
+                contributed[behind] = self._late.square(prompt) or 0.0
+            propensities = np.where(behind, keep, 1.0).tolist()
+            self._spread.observe(prompt, visit_variance(contributed, propensities), len(own))

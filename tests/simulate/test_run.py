@@ -146,8 +146,17 @@ def test_a_budget_spends_its_share_of_the_tokens() -> None:
 
 
 def test_giving_up_shortens_the_longest_responses_once_lengths_are_known() -> None:
-    late = SMALL.but(abort__enabled=True, hopeless=1.0, abort__min_keep=0.01, workload__steps=4)
+    late = SMALL.but(abort__enabled=True, hopeless=1.0, abort__keep=0.01, workload__steps=4)
     assert simulate(late).tail_s < simulate(SMALL.but(workload__steps=4)).tail_s
+
+
+def test_late_responses_go_on_by_the_runs_rule_and_by_time_fewer_do() -> None:
+    """By tokens next to nobody is given up, as in a run; every late one was taken for a tenth."""
+    late = SMALL.but(abort__enabled=True, hopeless=1.0, workload__steps=8)
+    tenth, tokens, seconds = (
+        simulate(late.but(**change)).tokens for change in ({"abort__keep": 0.1}, {}, {"abort__price": "time"})
+    )
+    assert tenth < seconds < tokens
 
 
 def test_an_ablation_runs_each_technique_without_and_alone() -> None:
