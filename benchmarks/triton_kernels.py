@@ -28,8 +28,8 @@ from models.ops.triton import launch as launches
 from models.ops.triton import launch_drafting as drafting
 from models.ops.triton import launch_low_bit as low_bit
 from models.ops.triton import low_bit as low_bit_kernels
+from models.ops.triton.direct import Launch
 from models.ops.triton.draft_operators import empty_fed
-from models.ops.triton.launch import Launch
 
 ARCHITECTURES = (80, 90)
 ROWS, REQUESTS, BLOCK_TOKENS, SLOTS, POSITIONS, CONTEXT = 64, 8, 16, 4096, 32_768, 32_768
@@ -80,10 +80,10 @@ def plans(size: str, dtype: torch.dtype = torch.bfloat16) -> Iterator[tuple[str,
     logits = empty(ROWS, vocab, kind=torch.float32)
     yield from zip(("linear, head",), launches.plan_linear(x, empty(vocab, hidden), None, logits), strict=True)
     drawn = logits, wide, wide, rows, rows
-    yield from zip(("sample, chunks", "sample, rows"), launches.plan_sample(*drawn, (rows, wide, wide)), strict=True)
+    yield from zip(("sample, chunks", "sample, rows"), launches.plan_sample(*drawn, rows, wide, wide), strict=True)
     for k in (1, 4):
         best = empty(ROWS, k, kind=torch.int64), empty(ROWS, k, kind=torch.float32)
-        plan = launches.plan_sample_topk(*drawn, 1.0, True, best)
+        plan = launches.plan_sample_topk(*drawn, 1.0, True, *best)
         yield from zip((f"top {k}, chunks", f"top {k}, rows"), plan, strict=True)
     yield from zip(("cutoff",), launches.plan_cutoff(logits, wide, rows, wide, wide), strict=True)
     yield from _drafting_plans(hidden, vocab, empty)
@@ -129,12 +129,11 @@ def _low_bit_plans(shape: dict[str, Any], empty: Callable[..., Tensor]) -> Itera
             zeros = empty(outputs, groups, kind=torch.uint8) if form.asymmetric else None
             of_weight = weight, empty(outputs, groups, kind=torch.float32), zeros, empty(outputs)
             out, of_tokens = empty(rows, outputs), scales if kind in eight.values() else None
-            yield (
-                f"{form.name}, {rows} x {outputs} x {inputs}",
-                low_bit.plan_low_bit_linear(x, of_tokens, *of_weight, out),
-            )
+            plan = low_bit.plan_low_bit_linear(x, of_tokens, *of_weight, out)
+            yield from zip((f"{form.name}, {rows} x {outputs} x {inputs}",), plan, strict=True)
             if rows == ROWS and form.name in ("w8a8", "fp8"):
-                yield f"quantise tokens, {form.name}", low_bit.plan_quantise_tokens(empty(rows, inputs), x, scales)
+                plan = low_bit.plan_quantise_tokens(empty(rows, inputs), x, scales)
+                yield from zip((f"quantise tokens, {form.name}",), plan, strict=True)
 
 
 class _Pretended:

@@ -6,14 +6,14 @@ model (widths, heads, strides) is a constant of the kernel; what changes from st
 never is, so that a captured graph and an eager step run one binary. Nothing here waits for the device.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from models.ops.triton import attention, matmul, sampling, tokenwise
+from models.ops.triton.direct import Launch, run_plan
 
 SPLIT_TOKENS = 256  # of the context, at absolute positions
 _MOST_PROGRAMS = 1056  # eight for each multiprocessor of an H100; a constant, so that plans depend on shapes alone
@@ -22,45 +22,6 @@ _ATTENTION_STAGES = 5  # as Triton counts them: two buffers of keys and values (
 _SPLIT_BYTES = 256 * 2**20  # of partial results that may exist
 _MASK_BITS = 64
 _SAMPLE_BLOCKS = 1024  # of four tokens, one Philox call each
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Launch:
-    """One kernel launch."""
-
-    kernel: Any
-    grid: tuple[int, ...]
-    arguments: Sequence[Any]  # by position
-    constants: dict[str, Any]  # the kernel's constexprs
-    warps: int = 4
-    stages: int = 3
-    registers: int | None = field(default=None)  # at most, where the compiler would otherwise spill to keep fewer
-
-    def run(self) -> None:
-        device = self.arguments[0].device
-        if device.type == "cuda" and device.index != torch.cuda.current_device():
-            with torch.cuda.device(device):
-                self._jit(warmup=False)
-        else:
-            self._jit(warmup=False)
-
-    def compile(self) -> Any:
-        """What a launch with these arguments would run, compiled for the active driver's device and not launched."""
-        return self._jit(warmup=True)
-
-    def _jit(self, *, warmup: bool) -> Any:
-        options: dict[str, Any] = {} if self.registers is None else {"maxnreg": self.registers}
-        # Without fusion a sum's bits are those that the source says, in every variant of a kernel.
-        return self.kernel.run(
-            *self.arguments,
-            grid=self.grid,
-            warmup=warmup,
-            **self.constants,
-            num_warps=self.warps,
-            num_stages=self.stages,
-            enable_fp_fusion=False,
-            **options,
-        )
 
 
 def power_of_2(n: int) -> int:
@@ -91,13 +52,13 @@ def plan_rms_norm(
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     x = x.contiguous()
     normed = torch.empty_like(x)
-    return _ran(plan_rms_norm(x, None, weight, eps, normed, None), normed)
+    return _ran(normed, plan_rms_norm, x, None, weight, eps, normed, None)
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     x, residual = x.contiguous(), residual.contiguous()
     normed, total = torch.empty_like(x), torch.empty_like(x)
-    _ran(plan_rms_norm(x, residual, weight, eps, normed, total), normed)
+    _ran(normed, plan_rms_norm, x, residual, weight, eps, normed, total)
     return normed, total
 
 
@@ -165,7 +126,7 @@ def rope_write(
     kv_heads, head_dim = k_cache.shape[1:]
     qkv = qkv if qkv.stride(1) == 1 else qkv.contiguous()
     q = qkv.new_empty((qkv.shape[0], qkv.shape[1] // head_dim - 2 * kv_heads, head_dim))
-    return _ran(plan_rope_write(qkv, cos, sin, positions, kv_slots, q_norm, k_norm, eps, k_cache, v_cache, q), q)
+    return _ran(q, plan_rope_write, qkv, cos, sin, positions, kv_slots, q_norm, k_norm, eps, k_cache, v_cache, q)
 
 
 def plan_swiglu(gate_up: Tensor, out: Tensor) -> list[Launch]:
@@ -185,7 +146,7 @@ def plan_swiglu(gate_up: Tensor, out: Tensor) -> list[Launch]:
 def swiglu(gate_up: Tensor) -> Tensor:
     gate_up = gate_up.contiguous()
     out = gate_up.new_empty((gate_up.shape[0], gate_up.shape[1] // 2))
-    return _ran(plan_swiglu(gate_up, out), out)
+    return _ran(out, plan_swiglu, gate_up, out)
 
 
 def plan_linear(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> list[Launch]:
@@ -216,7 +177,7 @@ def plan_linear(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, float32_out: bool) -> Tensor:
     x, weight = x.contiguous(), weight.contiguous()
     out = x.new_empty((x.shape[0], weight.shape[0]), dtype=torch.float32 if float32_out else x.dtype)
-    return _ran(plan_linear(x, weight, bias, out), out)
+    return _ran(out, plan_linear, x, weight, bias, out)
 
 
 def plan_paged_attention(
@@ -319,7 +280,9 @@ def paged_attention(
     q = q.contiguous()
     tree_mask = None if tree_mask is None else tree_mask.contiguous()
     out = torch.empty_like(q)
-    plan = plan_paged_attention(
+    return _ran(
+        out,
+        plan_paged_attention,
         q,
         k_cache,
         v_cache,
@@ -333,7 +296,6 @@ def paged_attention(
         scale,
         out,
     )
-    return _ran(plan, out)
 
 
 def plan_sample(
@@ -342,7 +304,7 @@ def plan_sample(
     temperature: Tensor,
     keys: Tensor,
     positions: Tensor,
-    drawn: tuple[Tensor, Tensor, Tensor],
+    *drawn: Tensor,
 ) -> list[Launch]:
     rows, vocab = logits.shape
     chunks = _ceil(vocab, 4 * _SAMPLE_BLOCKS)
@@ -374,7 +336,7 @@ def sample(
     logprobs = logits.new_empty(logits.shape[0], dtype=torch.float32)
     drawn = tokens, logprobs, torch.empty_like(logprobs)
     if logits.shape[0]:
-        _ran(plan_sample(logits, cutoff, temperature, keys, positions, drawn), tokens)
+        _ran(tokens, plan_sample, logits, cutoff, temperature, keys, positions, *drawn)
     return drawn
 
 
@@ -386,7 +348,7 @@ def plan_sample_topk(
     positions: Tensor,
     scale: float,
     noise: bool,
-    drawn: tuple[Tensor, Tensor],
+    *drawn: Tensor,
 ) -> list[Launch]:
     rows, vocab = logits.shape
     k = drawn[0].shape[1]
@@ -426,7 +388,7 @@ def sample_topk(
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
     drawn = keys.new_empty((logits.shape[0], k)), logits.new_empty((logits.shape[0], k), dtype=torch.float32)
     if logits.shape[0]:
-        _ran(plan_sample_topk(logits, cutoff, temperature, keys, positions, scale, noise, drawn), drawn[0])
+        _ran(drawn[0], plan_sample_topk, logits, cutoff, temperature, keys, positions, scale, noise, *drawn)
     return drawn
 
 
@@ -447,11 +409,10 @@ def plan_cutoff(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tenso
 def cutoff(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
     least = temperature.new_empty(logits.shape[0])
-    return _ran(plan_cutoff(logits, temperature, top_k, top_p, least), least)
+    return _ran(least, plan_cutoff, logits, temperature, top_k, top_p, least)
 
 
-def _ran(plan: list[Launch], out: Tensor) -> Tensor:
+def _ran(out: Tensor, plan: Callable[..., list[Launch]], *arguments: Any) -> Tensor:
     if out.numel():
-        for launch in plan:
-            launch.run()
+        run_plan(plan, *arguments)
     return out

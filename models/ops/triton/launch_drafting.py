@@ -7,8 +7,9 @@ from torch import Tensor
 
 from models.ops.drafting import Fed
 from models.ops.triton import drafting
+from models.ops.triton.direct import Launch
 from models.ops.triton.draft_operators import empty_fed
-from models.ops.triton.launch import Launch, power_of_2
+from models.ops.triton.launch import power_of_2
 
 _NODES = 128  # that a program of `tree_best` ranks
 

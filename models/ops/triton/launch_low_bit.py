@@ -9,29 +9,32 @@ from torch import Tensor
 from models.low_bit import FP8_LARGEST, LEVELS
 from models.ops.low_bit_reference import SMALLEST
 from models.ops.triton import low_bit
-from models.ops.triton.launch import Launch, power_of_2
+from models.ops.triton.direct import Launch, run_plan
+from models.ops.triton.launch import power_of_2
 
 _TILE_DEPTH = 128  # bytes of a row that lie together; every matrix of Qwen2.5 is a multiple
 
 
-def plan_quantise_tokens(x: Tensor, values: Tensor, scales: Tensor) -> Launch:
+def plan_quantise_tokens(x: Tensor, values: Tensor, scales: Tensor) -> list[Launch]:
     rows, depth = x.shape
     block = min(power_of_2(depth), 8192)
     integer = values.dtype is torch.int8
-    return Launch(
-        kernel=low_bit.quantise_tokens,
-        grid=(rows,),
-        arguments=(x, values, scales),
-        constants={
-            "DEPTH": depth,
-            "STRIDE": x.stride(0),
-            "BLOCK": block,
-            "INTEGER": integer,
-            "LEVELS": float(LEVELS) if integer else FP8_LARGEST,
-            "SMALLEST": SMALLEST,
-        },
-        warps=min(max(block // 512, 1), 16),
-    )
+    return [
+        Launch(
+            kernel=low_bit.quantise_tokens,
+            grid=(rows,),
+            arguments=(x, values, scales),
+            constants={
+                "DEPTH": depth,
+                "STRIDE": x.stride(0),
+                "BLOCK": block,
+                "INTEGER": integer,
+                "LEVELS": float(LEVELS) if integer else FP8_LARGEST,
+                "SMALLEST": SMALLEST,
+            },
+            warps=min(max(block // 512, 1), 16),
+        ),
+    ]
 
 
 def quantise_tokens(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -39,7 +42,7 @@ def quantise_tokens(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     values = torch.empty(x.shape, dtype=dtype, device=x.device)
     scales = torch.empty(x.shape[0], 1, dtype=torch.float32, device=x.device)
     if x.numel():
-        plan_quantise_tokens(x, values, scales).run()
+        run_plan(plan_quantise_tokens, x, values, scales)
     return values, scales
 
 
@@ -51,7 +54,7 @@ def plan_low_bit_linear(
     zeros: Tensor | None,
     bias: Tensor | None,
     out: Tensor,
-) -> Launch:
+) -> list[Launch]:
     """Which format it is, the dtypes say: int8 by int8, fp8 by fp8, int8 by nibbles, or floats by nibbles."""
     rows, depth = x.shape
     columns, groups = scales.shape
@@ -63,22 +66,26 @@ def plan_low_bit_linear(
     of_tokens = scales if token_scales is None else token_scales
     added = scales if bias is None else bias
     if zeros is None:
-        return Launch(
-            kernel=low_bit.multiply_bytes,
+        return [
+            Launch(
+                kernel=low_bit.multiply_bytes,
+                grid=grid,
+                arguments=(x, of_tokens, weight, scales, added, out, rows),
+                constants=shared | tile | {"DEPTH": depth, "TILE_DEPTH": _TILE_DEPTH},
+                warps=warps,
+                stages=stages,
+            ),
+        ]
+    return [
+        Launch(
+            kernel=low_bit.multiply_nibbles,
             grid=grid,
-            arguments=(x, of_tokens, weight, scales, added, out, rows),
-            constants=shared | tile | {"DEPTH": depth, "TILE_DEPTH": _TILE_DEPTH},
+            arguments=(x, of_tokens, weight, scales, zeros, added, out, rows),
+            constants=shared | tile | {"GROUPS": groups, "GROUP": depth // groups},
             warps=warps,
             stages=stages,
-        )
-    return Launch(
-        kernel=low_bit.multiply_nibbles,
-        grid=grid,
-        arguments=(x, of_tokens, weight, scales, zeros, added, out, rows),
-        constants=shared | tile | {"GROUPS": groups, "GROUP": depth // groups},
-        warps=warps,
-        stages=stages,
-    )
+        ),
+    ]
 
 
 def _tiles(rows: int, columns: int, integer: bool) -> tuple[int, int, int, int]:
@@ -104,5 +111,5 @@ def low_bit_linear(
     zeros = None if zeros is None else zeros.contiguous()
     out = torch.empty(x.shape[0], weight.shape[0], dtype=dtype, device=x.device)
     if out.numel():
-        plan_low_bit_linear(x, token_scales, weight, scales, zeros, bias, out).run()
+        run_plan(plan_low_bit_linear, x, token_scales, weight, scales, zeros, bias, out)
     return out

@@ -10,6 +10,7 @@ import logging
 import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -241,12 +242,14 @@ def _cuda_head(hidden: Tensor, weight: Tensor) -> Tensor:
 
 
 _LIBRARY: Any = torch.library.Library("paceline", "DEF")  # type: ignore[no-untyped-call]
+_ON_CUDA: dict[str, Callable[..., Any]] = {}
 for _schema in _SCHEMAS:
     _name = _schema.partition("(")[0]
+    _ON_CUDA[_name] = _cuda_head if _name == "head" else launched(_name, "launch", _ON_CPU[_name])
     _LIBRARY.define(_schema)
     _LIBRARY.impl(_name, _ON_CPU[_name], "CPU")
     _LIBRARY.impl(_name, _ON_META[_name], "Meta")
-    _LIBRARY.impl(_name, _cuda_head if _name == "head" else launched(_name, "launch", _ON_CPU[_name]), "CUDA")
+    _LIBRARY.impl(_name, _ON_CUDA[_name], "CUDA")
 
 # The overloads themselves: a call through the packet resolves them anew.
 rms_norm = torch.ops.paceline.rms_norm.default
@@ -259,3 +262,14 @@ head = torch.ops.paceline.head.default
 sample = torch.ops.paceline.sample.default
 sample_topk = torch.ops.paceline.sample_topk.default
 cutoff = torch.ops.paceline.cutoff.default
+_OPERATORS = SimpleNamespace(**{name: globals()[name] for name in _ON_CUDA})
+_DIRECT = SimpleNamespace(**_ON_CUDA)
+
+
+def on_device_of(x: Tensor) -> tuple[SimpleNamespace, bool]:
+    """The operators for inference beside `x`, and whether they are CUDA's implementations themselves.
+
+    Torch's dispatcher costs the host as much as a launch; only tensors of another class need it, which intercept calls.
+    """
+    direct = x.is_cuda and type(x) in (Tensor, torch.nn.Parameter) and installed()
+    return (_DIRECT if direct else _OPERATORS), direct

@@ -8,6 +8,7 @@ from triton.runtime.errors import OutOfResources
 
 from models.ops import reference
 from models.ops.triton import LAUNCHES, launch, launch_low_bit, operators
+from models.ops.triton.direct import Launch
 from tests.ops.test_operators import arguments
 
 OURS = {name: of for of in (launch, launch_low_bit) for name in LAUNCHES if hasattr(of, name)}
@@ -16,13 +17,13 @@ OURS = {name: of for of in (launch, launch_low_bit) for name in LAUNCHES if hasa
 @pytest.mark.parametrize("name", OURS)
 def test_an_operator_launches_what_the_table_says(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     kernels: list[Any] = []
-    run = launch.Launch.run
+    run = Launch.run
 
-    def counted(self: launch.Launch) -> None:
+    def counted(self: Launch) -> None:
         kernels.append(self.kernel)
         run(self)
 
-    monkeypatch.setattr(launch.Launch, "run", counted)
+    monkeypatch.setattr(Launch, "run", counted)
     given = list(arguments(torch.float32)[name])
     if name == "paged_attention":
         given[9] = 1024  # max_context: splits, and their merge
@@ -36,11 +37,11 @@ def test_a_kernel_that_does_not_fit_the_device_leaves_the_operator_to_torch(
     """Shared memory that a smaller card has not: said once, and the run goes on."""
     asked: list[str] = []
 
-    def refused(self: launch.Launch) -> None:
+    def refused(self: Launch) -> None:
         asked.append(self.kernel.__name__)
         raise OutOfResources(300_000, 101_376, "shared memory")
 
-    monkeypatch.setattr(launch.Launch, "run", refused)
+    monkeypatch.setattr(Launch, "run", refused)
     given = arguments(torch.float32)["swiglu"]
     call = operators.launched("swiglu", "launch", reference.swiglu)
     expected = reference.swiglu(*given)

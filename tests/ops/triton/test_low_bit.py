@@ -147,7 +147,7 @@ def plan(rows: int, form: LowBitFormat) -> Callable[[str], int]:
         x = x.to(torch.float8_e4m3fn)
     scales = None if form.activations == "none" else torch.ones(rows, 1)
     out = torch.empty(rows, 256)
-    found = launch_low_bit.plan_low_bit_linear(x, scales, weight.values, weight.scales, weight.zeros, None, out)
+    (found,) = launch_low_bit.plan_low_bit_linear(x, scales, weight.values, weight.scales, weight.zeros, None, out)
     return found.constants.__getitem__
 
 

@@ -7,7 +7,7 @@ norm, gate and up, SwiGLU, down. Rows are packed, a request may bring any number
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from actors.engine.native.forward.context import KVCache
 from actors.engine.native.forward.layout import DeviceStep
@@ -24,6 +24,7 @@ class DecoderForward:
         """recorded: layers whose outputs stand before the final state in every row."""
         self._model, self._recorded = model, recorded
         self._blocks = [block for block in model.blocks if isinstance(block, Block)]
+        self._kernels, self._direct = operators.on_device_of(model.embed_tokens.weight)
         model.rope.table(model.embed_tokens.weight.device)  # made once, outside of any capture
 
     @staticmethod
@@ -36,27 +37,28 @@ class DecoderForward:
 
     def __call__(self, step: DeviceStep, cache: KVCache) -> tuple[Tensor, Tensor]:
         """(rows [T, W] with recorded layers, final states [T, H]); the rows' K/V enter the cache."""
-        model, blocks = self._model, self._blocks
+        model, blocks, kernels, product = self._model, self._blocks, self._kernels, self._product
         angles = model.rope.table(step.tokens.device)
         eps = model.config.rms_norm_eps
         total = F.embedding(step.tokens, model.embed_tokens.weight)
-        normed = operators.rms_norm(total, blocks[0].input_norm.weight, eps)
+        normed = kernels.rms_norm(total, blocks[0].input_norm.weight, eps)
         outputs: dict[int, Tensor] = {}
         for layer, block in enumerate(blocks):
             keys, values = cache.keys[layer], cache.values[layer]
-            q = operators.rope_write(
-                _product(normed, block.qkv_proj),
+            parts = block._modules  # an attribute of a module costs ten times as much, and a layer asks for many
+            q = kernels.rope_write(
+                product(normed, parts["qkv_proj"]),
                 angles.cos,
                 angles.sin,
                 step.positions,
                 step.kv_slots,
-                None if block.q_norm is None else block.q_norm.weight,
-                None if block.k_norm is None else block.k_norm.weight,
+                _weight(parts.get("q_norm")),
+                _weight(parts.get("k_norm")),
                 eps,
                 keys,
                 values,
             )
-            attended = operators.paged_attention(
+            attended = kernels.paged_attention(
                 q,
                 keys,
                 values,
@@ -69,23 +71,32 @@ class DecoderForward:
                 step.max_context,
                 q.shape[-1] ** -0.5,
             )
-            out = _product(attended.view(attended.shape[0], -1), block.o_proj)
-            normed, total = operators.add_rms_norm(out, total, block.mlp_norm.weight, eps)
-            out = _product(operators.swiglu(_product(normed, block.gate_up_proj)), block.down_proj)
-            following = model.norm if layer + 1 == len(blocks) else blocks[layer + 1].input_norm
+            out = product(attended.view(attended.shape[0], -1), parts["o_proj"])
+            normed, total = kernels.add_rms_norm(out, total, _weight(parts["mlp_norm"]), eps)
+            out = product(kernels.swiglu(product(normed, parts["gate_up_proj"])), parts["down_proj"])
+            following = model.norm if layer + 1 == len(blocks) else blocks[layer + 1]._modules["input_norm"]
             # The sum is this layer's output: what a recorded layer leaves costs no kernel of its own.
-            normed, total = operators.add_rms_norm(out, total, following.weight, eps)
+            normed, total = kernels.add_rms_norm(out, total, _weight(following), eps)
             if layer in self._recorded:
                 outputs[layer] = total
         if not self._recorded:
             return normed, normed
         return torch.cat((*(outputs[layer] for layer in self._recorded), normed), dim=-1), normed
 
+    def _product(self, x: Tensor, projection: nn.Module | None) -> Tensor:
+        if isinstance(projection, LowBitProjection):
+            return ops.low_bit_linear(x, projection.stored, projection.bias)
+        assert isinstance(projection, Projection | SummedProjection)
+        if isinstance(projection, SummedProjection):
+            summed: Tensor = projection(x)
+            return summed
+        weights = projection._parameters
+        weight, bias = weights["weight"], weights.get("bias")
+        assert weight is not None
+        if self._direct and not projection.invariant:
+            return F.linear(x, weight, bias)  # what `ops.linear` finds out for itself every time
+        return ops.linear(x, weight, bias, invariant=projection.invariant)
 
-def _product(x: Tensor, projection: Projection | LowBitProjection) -> Tensor:
-    if isinstance(projection, SummedProjection):
-        summed: Tensor = projection(x)
-        return summed
-    if isinstance(projection, LowBitProjection):
-        return ops.low_bit_linear(x, projection.stored, projection.bias)
-    return ops.linear(x, projection.weight, projection.bias, invariant=projection.invariant)
+
+def _weight(norm: nn.Module | None) -> Tensor | None:
+    return None if norm is None else norm._parameters["weight"]

@@ -1,0 +1,144 @@
+"""A kernel launch as plain data, and how a plan of launches runs: by Triton the first time, directly afterwards.
+
+A plan is made of shapes alone, so a call of shapes that were seen before has the same kernels, grids and numbers as the
+call that was first: what differs are addresses. Such a call neither plans nor asks Triton which variant it means. Owns
+what is remembered, which holds no tensor. An eager step of a small model is bound by this: six launches a layer.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from operator import itemgetter
+from typing import Any
+
+import torch
+from torch import Tensor
+from triton.runtime import driver
+
+_MOST_CALLS = 2048  # remembered; then all are forgotten: mixed steps have ever new numbers of rows
+_ALIGNMENT = 16  # bytes: Triton compiles another variant for an address that is no multiple
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """One kernel launch."""
+
+    kernel: Any
+    grid: tuple[int, ...]
+    arguments: Sequence[Any]  # by position
+    constants: dict[str, Any]  # the kernel's constexprs
+    warps: int = 4
+    stages: int = 3
+    registers: int | None = field(default=None)  # at most, where the compiler would otherwise spill to keep fewer
+
+    def run(self) -> Any:
+        """Launch; the compiled kernel, or None in the interpreter."""
+        device = self.arguments[0].device
+        if device.type == "cuda" and device.index != torch.cuda.current_device():
+            with torch.cuda.device(device):
+                return self._jit(warmup=False)
+        return self._jit(warmup=False)
+
+    def compile(self) -> Any:
+        """What a launch with these arguments would run, compiled for the active driver's device and not launched."""
+        return self._jit(warmup=True)
+
+    def _jit(self, *, warmup: bool) -> Any:
+        options: dict[str, Any] = {} if self.registers is None else {"maxnreg": self.registers}
+        # Without fusion a sum's bits are those that the source says, in every variant of a kernel.
+        return self.kernel.run(
+            *self.arguments,
+            grid=self.grid,
+            warmup=warmup,
+            **self.constants,
+            num_warps=self.warps,
+            num_stages=self.stages,
+            enable_fp_fusion=False,
+            **options,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Known:
+    """A plan without its tensors: of each launch the compiled kernel, its grid, what else Triton hands over (no hooks),
+    and its arguments among all addresses and numbers."""
+
+    launches: list[tuple[Callable[..., Any], tuple[Any, ...], tuple[Any, ...], Callable[..., tuple[Any, ...]]]]
+    made: list[tuple[torch.Size, torch.dtype]]  # partial results that the plan makes for itself
+    numbers: tuple[Any, ...]
+
+
+_known: dict[tuple[Any, ...], _Known] = {}
+
+
+def run_plan(plan: Callable[..., list[Launch]], *arguments: Any) -> None:
+    """Run `plan(*arguments)`: tensors, the first of them on the device, and hashable values.
+
+    Equal shapes, strides, dtypes and values must give equal plans but for the tensors in them.
+    """
+    device = arguments[0].device
+    seen: list[Any] = [plan, device]
+    addresses: list[int] = []
+    joined = 0
+    for argument in arguments:
+        if isinstance(argument, Tensor):
+            address = argument.data_ptr()
+            addresses.append(address)
+            joined |= address
+            seen += (argument.shape, argument.stride(), argument.dtype)
+        else:
+            seen.append(argument)
+    call = tuple(seen)
+    usual = not joined % _ALIGNMENT and (device.type != "cuda" or device.index == torch.cuda.current_device())
+    known = _known.get(call) if usual else None
+    if known is None:
+        launches = plan(*arguments)
+        kernels = [launch.run() for launch in launches]
+        if usual and None not in kernels:
+            _remember(call, [x for x in arguments if isinstance(x, Tensor)], launches, kernels)
+        return
+    made = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in known.made]
+    values = (*addresses, *[x.data_ptr() for x in made], *known.numbers)
+    stream = driver.active.get_current_stream(device.index or 0)
+    for run, grid, kernel, pick in known.launches:
+        run(*grid, stream, *kernel, *pick(values))
+
+
+def _remember(call: tuple[Any, ...], given: list[Tensor], launches: list[Launch], kernels: list[Any]) -> None:
+    """Which of the call's tensors each launch takes is read off the objects: nothing is remembered where that is not
+    plain (one tensor given twice, or a view of one)."""
+    made: list[Tensor] = []
+    numbers: list[Any] = []
+    places = {id(x): place for place, x in enumerate(given)}
+    if len(places) < len(given):
+        return
+    taken = []
+    for launch in launches:
+        own = iter(launch.arguments)
+        values = [launch.constants[n] if n in launch.constants else next(own) for n in launch.kernel.arg_names]
+        taken.append(values)
+        for value in values:
+            if not isinstance(value, Tensor):
+                numbers.append(value)
+            elif id(value) not in places:
+                places[id(value)] = len(given) + len(made)
+                made.append(value)
+    memory = {x.untyped_storage().data_ptr() for x in given}
+    if any(x.untyped_storage().data_ptr() in memory or not x.is_contiguous() for x in made):
+        return
+    behind = iter(range(len(given) + len(made), len(given) + len(made) + len(numbers)))
+    known = _Known(
+        launches=[
+            (
+                kernel.run,  # as Triton's own dispatch calls it, from 3.6 to 3.8
+                (*launch.grid, 1, 1)[:3],
+                (kernel.function, kernel.packed_metadata, None, None, None),
+                itemgetter(*[places[id(v)] if isinstance(v, Tensor) else next(behind) for v in values]),
+            )
+            for launch, kernel, values in zip(launches, kernels, taken, strict=True)
+        ],
+        made=[(x.shape, x.dtype) for x in made],
+        numbers=tuple(numbers),
+    )
+    if len(_known) >= _MOST_CALLS:
+        _known.clear()
+    _known[call] = known
