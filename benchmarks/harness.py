@@ -194,7 +194,12 @@ def replace_block(page: Path, name: str, text: str) -> None:
 # Measurement.
 
 
-def in_turns(contestants: Mapping[str, Callable[[], object]], repeats: int, warm_up: int = 1) -> dict[str, list[float]]:
+def in_turns(
+    contestants: Mapping[str, Callable[[], object]],
+    repeats: int,
+    warm_up: int = 1,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, list[float]]:
     """Seconds of every contestant, `repeats` times behind `warm_up` that do not count; another one begins each turn, so
     that whatever else happens on the machine meets them alike."""
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
@@ -202,10 +207,10 @@ def in_turns(contestants: Mapping[str, Callable[[], object]], repeats: int, warm
     for turn in range(-warm_up, repeats):
         at = turn % len(names)
         for name in (*names[at:], *names[:at]):
-            start_s = time.perf_counter()
+            start_s = clock()
             contestants[name]()
             if turn >= 0:
-                seconds[name].append(time.perf_counter() - start_s)
+                seconds[name].append(clock() - start_s)
     return seconds
 
 

@@ -3,13 +3,14 @@
 Owns `results/step_host.json`. The engine's device side (`DeviceSteps`: upload, forward, head, draws, download) runs
 over tensors of the CPU that nobody computes on: Triton launches its kernels of sm_90 into an empty driver
 (`benchmarks.tools.empty_cuda`), and a product of cuBLAS is stood in for by one of 1 x 8 by 8 x 8 and an empty result.
-So every figure holds Python, torch's and Triton's calls, and neither CUDA's nor cuBLAS's own time on the host.
+So every figure, CPU time of one thread, holds Python, torch's and Triton's calls, and neither CUDA's nor cuBLAS's own.
 `planned`: every launch is planned anew and goes through Triton's own dispatch, as it did before `direct`. Not to be run
 with TRITON_INTERPRET.
 """
 
 import ctypes
 import tempfile
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -56,10 +57,13 @@ def stand_in() -> None:
         return x.new_empty(x.shape[0], weight.shape[0], dtype=torch.float32)
 
     _kept.append(library)
-    ops.sample, ops.head = launch.sample, logits
-    F.linear = product  # type: ignore[assignment]
-    F.embedding = lambda tokens, weight: weight.new_empty(tokens.shape[0], weight.shape[1])  # type: ignore[assignment]
-
+    for of, name, by in (
+        (ops, "sample", launch.sample),
+        (ops, "head", logits),
+        (F, "linear", product),
+        (F, "embedding", lambda tokens, weight: weight.new_empty(tokens.shape[0], weight.shape[1])),
+    ):
+        setattr(of, name, by)
     libc = ctypes.CDLL(None)
     libc.mallopt(-4, 0)  # M_MMAP_MAX: memory comes back from the heap, as from CUDA's caching allocator
     libc.mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
@@ -75,18 +79,19 @@ def host_ms(size: str, decoding: int, chunk: int, repeats: int) -> dict[str, Any
     requests += [Request(chunk, chunk, 1)] if chunk else []
 
     def way(run: Callable[..., None], direct_calls: bool) -> Callable[[], None]:
-        operators.on_device_of = lambda x: (launch, True) if direct_calls else (operators, False)
+        kernels: Any = launch if direct_calls else operators
+        operators.on_device_of = lambda x: (kernels, direct_calls)
         stepper = Stepper(model, decoding + 1, CONTEXT, decoding + chunk, graphs=False)
         rows = stepper.packed(requests)
 
         def step() -> None:
-            launch.run_plan = run
+            setattr(launch, "run_plan", run)  # noqa: B010 - not its own name
             stepper.run(rows)
 
         return step
 
     ways = {"planned": way(planned, False), "direct": way(direct.run_plan, True)}
-    seconds = in_turns(ways, repeats, warm_up=3)
+    seconds = in_turns(ways, repeats, warm_up=3, clock=time.thread_time)
     found = {name: {"median_ms": median(of) * 1e3, "least_ms": min(of) * 1e3} for name, of in seconds.items()}
     rounded = {name: {key: round(value, 3) for key, value in of.items()} for name, of in found.items()}
     return (

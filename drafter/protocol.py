@@ -138,7 +138,11 @@ class TargetPasses(Protocol):
         """
 
     def plan_graphs(
-        self, copy: Transformer, drafts: Sequence[tuple[int, Strategy]], graph_capture: GraphCapture
+        self,
+        copy: Transformer,
+        drafts: Sequence[tuple[int, Strategy]],
+        graph_capture: GraphCapture,
+        truncated: bool = False,
     ) -> None:
         """As `Drafter.plan_graphs`, of chains by `copy`. Nothing on a CPU."""
 
@@ -201,8 +205,11 @@ class Drafter(ABC):
         before anything changed, if they are not the network's."""
         return
 
-    def plan_graphs(self, drafts: Sequence[tuple[int, Strategy]], graph_capture: GraphCapture) -> None:
+    def plan_graphs(
+        self, drafts: Sequence[tuple[int, Strategy]], graph_capture: GraphCapture, truncated: bool = False
+    ) -> None:
         """Capture, the largest first, what drafts by each strategy for up to so many requests; keep what is captured.
+        truncated: some of the requests will have top-k or top-p, so that every graph takes both.
 
         Called when the engine starts and when its strategies change. Replays share the memory of `graph_capture` with
         others: what one leaves must lie outside of it. What cannot be captured is drafted without; never raises."""

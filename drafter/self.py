@@ -51,10 +51,12 @@ class SelfDrafter(Drafter):
     def attach(self, target: TargetPasses) -> None:
         self._target = target
 
-    def plan_graphs(self, drafts: Sequence[tuple[int, Strategy]], graph_capture: GraphCapture) -> None:
+    def plan_graphs(
+        self, drafts: Sequence[tuple[int, Strategy]], graph_capture: GraphCapture, truncated: bool = False
+    ) -> None:
         """Capture chains, on the target's device."""
         if self._target is not None and drafts:
-            self._target.plan_graphs(self.refresh(), drafts, graph_capture)
+            self._target.plan_graphs(self.refresh(), drafts, graph_capture, truncated)
 
     def propose(self, batch: BatchView, strategy: Strategy) -> Drafts:
         """Chains of min(room, depth) tokens. `caught_up`: the copy had to be made first."""

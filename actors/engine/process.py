@@ -43,6 +43,7 @@ def spawn_engine(
     gpus: Sequence[int] | None = None,
     calibrations: tuple[Calibration, ...] = (),
     calibration_path: str = "",
+    truncated: bool = False,
     pace: Pace | None = None,
 ) -> "RolloutEngine":
     """Start an engine that serves the model at `model_options.path` and wait until it is ready.
@@ -50,10 +51,10 @@ def spawn_engine(
     `seed` seeds torch in the child (sampling never uses it: noise comes with each request). `niceness` lowers the
     child's priority, so that its supervisor answers control calls at once on a machine that is busy decoding; not on
     a GPU, which would wait for it.
-    `recording_bytes`, `recorded_layers`: see NativeEngine. `quantization`: the weights that it begins with are rounded
-    to it as they are read; new ones come as they shall be, with `lora` as adapters of these. `gpus`: all that the child
-    sees, by CUDA's numbers on this machine; None: those that this process sees. `calibrations`: it takes its own
-    device's, if that is among them; with `calibration_path` it demands that the only one is, which lay there.
+    `recording_bytes`, `recorded_layers`, `truncated`: see NativeEngine. `quantization`: the weights that it begins with
+    are rounded to it as they are read; new ones come as they shall be, with `lora` as adapters of these. `gpus`: all
+    that the child sees, by CUDA's numbers on this machine; None: those that this process sees. `calibrations`: it takes
+    its own device's, if that is among them; with `calibration_path` it demands that the only one is, which lay there.
     `pace`: of experiments (policies.roofline.pace).
     Raises EngineStartError with the child's reason, or if it is not ready within `start_timeout_s`.
     """
@@ -71,6 +72,7 @@ def spawn_engine(
         calibrations=calibrations,
         calibration_path=calibration_path,
         code_paths=tuple(folders()) if speculation.drafters else (),
+        truncated=truncated,
         pace=pace,
     )
     environment = {} if options.threads is None else {"OMP_NUM_THREADS": str(options.threads)}

@@ -27,6 +27,7 @@ class Start:
     calibrations: tuple[Calibration, ...] = ()  # of this model and precision, of any device
     calibration_path: str = ""  # the file of the only one, where no other will do
     code_paths: tuple[str, ...] = ()  # where else a user's drafters are looked for
+    truncated: bool = False  # some requests will have top-k or top-p
     pace: Pace | None = None  # of experiments: parts last as long as on another device
 
 

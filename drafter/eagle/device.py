@@ -78,6 +78,7 @@ class DeviceDrafts:
         )
         self._frames = Frames(self._device, columns)
         self._graph_capture: GraphCapture | None = None
+        self._truncated = False
         self._replays: dict[_Key, Replay] = {}
         self._planned: dict[int, int] = {}  # requests: rows that catching up is captured for
         self._rows = self._passes.features(0)
@@ -86,9 +87,11 @@ class DeviceDrafts:
     # Graphs.
 
     @torch.inference_mode()
-    def plan(self, drafts: Sequence[tuple[int, Strategy]], graph_capture: GraphCapture) -> None:
+    def plan(
+        self, drafts: Sequence[tuple[int, Strategy]], graph_capture: GraphCapture, truncated: bool = False
+    ) -> None:
         """See `Drafter.plan_graphs`."""
-        self._graph_capture = graph_capture
+        self._graph_capture, self._truncated = graph_capture, truncated
         shapes = {self._shape(strategy, requests) for requests, strategy in drafts}
         # A usual step brings a request its drafted tokens and one more.
         deepest = {n: max(shape.levels for shape in shapes if shape.requests == n) for n, _ in drafts}
@@ -103,12 +106,13 @@ class DeviceDrafts:
         for size in sorted(sizes, key=lambda size: (-size.requests, str(size))):
             assert size.shape is not None
             frame = self._frames.of(size)
-            self._fill(frame, None, True)
+            self._fill(frame, None, not truncated)
             frame.send(0)
             self._replayable(
                 (Size(size.requests, size.rows, None), True), partial(self._passes.catch_up, frame, self._rows)
             )
-            self._replayable((size, True), partial(self._passes.draft, frame, True, self._outputs))
+            plain = not truncated
+            self._replayable((size, plain), partial(self._passes.draft, frame, plain, self._outputs))
 
     def _replayable(self, key: _Key, compute: Callable[[], None]) -> bool:
         """Whether a graph had to be captured for `key`; it is there from now on, unless that failed."""
@@ -144,7 +148,8 @@ class DeviceDrafts:
         assert shape is not None
         planned = self._frames.planned(size) is not None
         frame = self._frames.of(size)
-        plain = not (work.truncated or (self._passes.sampled and bool((work.temperatures == 0).any())))
+        cut = work.truncated or (planned and self._truncated)
+        plain = not (cut or (self._passes.sampled and bool((work.temperatures == 0).any())))
         captured = False
         if rows > size.rows:
             # More than a usual step's: by itself, and the draft's own inputs follow.
@@ -232,7 +237,14 @@ class DeviceDrafts:
         arrays["level_lens"][:, present:] = 0
         arrays["level_offsets"][:] = own_of.level_offsets
         if work is None:
-            for name, fill in (("keys", 0), ("noise_positions", 0), ("temperature", 0), ("divisor", 1)):
+            for name, fill in (
+                ("keys", 0),
+                ("noise_positions", 0),
+                ("temperature", 0),
+                ("divisor", 1),
+                ("top_k", 0),
+                ("top_p", 1),
+            ):
                 arrays[name].fill(fill)
             return
         arrays["keys"][:] = _with(work.keys, 0)[draw]

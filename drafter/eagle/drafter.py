@@ -140,10 +140,12 @@ class EagleDrafter(Drafter):
                 scale=self._scale,
             )
 
-    def plan_graphs(self, drafts: Sequence[tuple[int, Strategy]], graph_capture: GraphCapture) -> None:
+    def plan_graphs(
+        self, drafts: Sequence[tuple[int, Strategy]], graph_capture: GraphCapture, truncated: bool = False
+    ) -> None:
         """See `Drafter.plan_graphs`."""
         if self._on_device is not None:
-            self._on_device.plan(drafts, graph_capture)
+            self._on_device.plan(drafts, graph_capture, truncated)
 
     def update(self, version: int, tensors: Mapping[str, Tensor]) -> None:
         """Other weights of the same network, in place, between two engine steps; what was cached with the old ones is

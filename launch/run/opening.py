@@ -20,7 +20,8 @@ from actors.reward_pool import RewardPool
 from actors.rollout_worker import EngineFactory
 from actors.spot_host import SpotPlan
 from config.model import ModelOptions
-from config.rollout import EngineOptions
+from config.rollout import EngineOptions, SamplingOptions
+from config.tree import EvalSetOptions
 from launch.batch import sampling_params
 from launch.calibrations import CalibrationStore
 from launch.cluster.address import attaches
@@ -300,6 +301,7 @@ def engine_start(
     """What makes a worker's engine, but for its name. `model`: with the weights that the run begins with."""
     recording = config.drafter.recording
     recorded = config.drafter.train and recording.source == "engine"
+    drawn: list[SamplingOptions | EvalSetOptions] = [config.rollout.sampling, *config.eval_sets.values()]
     return partial(
         spawn_engine,
         model,
@@ -312,5 +314,6 @@ def engine_start(
         lora=config.learner.lora,
         calibrations=() if calibrations is None else calibrations.given,
         calibration_path="" if calibrations is None else calibrations.path,
+        truncated=any(one.top_k or (one.top_p or 1.0) < 1 for one in drawn),
         pace=pace,
     )

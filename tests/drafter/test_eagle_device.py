@@ -186,6 +186,21 @@ def test_new_weights_in_place_need_no_new_graphs(tmp_path: Path) -> None:
     assert graph_capture.records == captured
 
 
+@pytest.mark.parametrize("strategy", ["eagle:4", "eagle:3x2/5"])
+@pytest.mark.parametrize("settings", [{}, {"top_k": 5}, {"top_p": 0.6}], ids=str)
+def test_drafts_with_top_k_or_top_p_are_captured_at_the_start_where_they_are_announced(
+    tmp_path: Path, strategy: str, settings: dict[str, Any]
+) -> None:
+    model = tiny_model(tmp_path)
+    drafter, graph_capture, arm = compared(model), FakeGraphCapture(), Strategy.parse(strategy)
+    drafter.plan_graphs([(n, arm) for n in (2, 8)], graph_capture, True)
+    captured = graph_capture.records
+    run(engine_with(model, drafter, FixedPolicy(arm)), make_requests(6, seed=5, max_new_tokens=16, **settings))
+    assert drafter.drafted > 20
+    assert graph_capture.replays > 0
+    assert graph_capture.records == captured
+
+
 def test_plans_keep_what_is_captured_and_capture_what_is_new(tmp_path: Path) -> None:
     model = tiny_model(tmp_path)
     drafter = compared(model)

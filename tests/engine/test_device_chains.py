@@ -160,7 +160,18 @@ def test_chains_of_a_plan_are_captured_once_and_then_replayed() -> None:
     assert capture.records == 3, "a depth that nobody planned runs eagerly"
     cut = World([9, 20, 33], [6, 0, 2], truncated=True).batch
     chains.chain(copy, cut, 4)
-    assert (capture.records, chains.captured) == (4, True), "draws with top-k come with a graph of their own"
+    assert (capture.records, chains.captured) == (4, True), "draws with top-k that nobody announced"
+
+
+def test_chains_for_top_k_are_captured_at_the_start_where_they_are_announced() -> None:
+    for truncated in (True, False):
+        world, capture = World([9, 20, 33], [6, 0, 2], truncated=truncated), FakeGraphCapture()
+        copy, chains = copy_of(world.target, "w4a16"), world.chains()
+        chains.plan_graphs(copy, [(6, Strategy("self", 4))], capture, True)
+        found, _ = chains.chain(copy, world.batch, 4)
+        expected, _ = CpuChains(world.table, world.cache).separate_passes(copy, world.batch, 4)
+        np.testing.assert_array_equal(found, expected)
+        assert (capture.records, capture.replays, chains.captured) == (1, 1, False)
 
 
 def test_a_copy_that_changes_in_place_is_what_graphs_read() -> None:

@@ -6,6 +6,7 @@ else than what stays in place on CUDA gives other tokens here too.
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -103,13 +104,30 @@ def test_tokens_are_those_of_eager_steps(tmp_path: Path, family: str, sampling: 
     drafters["test:4x3/12"] = {"test": RandomTrees(expected, 0.7)}
     for strategy, drafter in drafters.items():
         graph_capture = FakeGraphCapture()
-        core = graphed(model, graph_capture, strategy, drafters=drafter, prefill_chunk_tokens=16)
+        cut = bool(sampling.get("top_k"))
+        core = graphed(model, graph_capture, strategy, drafters=drafter, prefill_chunk_tokens=16, truncated=cut)
         captured = graph_capture.records
         assert captured == len(bucketed_plan(policy_of(strategy).arms_at, batch_buckets(8)).of("target"))
         assert_same_tokens(run(core, requests), expected)
         assert graph_capture.replays > 0
-        if not sampling.get("top_k"):
-            assert graph_capture.records == captured, "all captured at the start, none while requests run"
+        assert graph_capture.records == captured, "all captured at the start, none while requests run"
+
+
+def test_graphs_for_top_k_and_top_p_hold_requests_without_them(tmp_path: Path) -> None:
+    """B2: with top_p in rollout.sampling no graph of the start was of use, and each was captured again in a step."""
+    model = tiny_model(tmp_path)
+    cut, whole = make_requests(8, seed=72, top_p=0.8), make_requests(8, seed=73)
+    mixed = [
+        replace(one, request_id=i) for i, one in enumerate(of for pair in zip(cut, whole, strict=True) for of in pair)
+    ]
+    expected = [run(engine(model), requests) for requests in (whole, mixed)]
+    for announced in (True, False):
+        graph_capture = FakeGraphCapture()
+        core = graphed(model, graph_capture, truncated=announced)
+        captured = graph_capture.records
+        assert_same_tokens(run(core, whole), expected[0])
+        assert_same_tokens(run(core, mixed), expected[1])
+        assert (graph_capture.records == captured) is announced
 
 
 class StayingMemory(AllocatedMemory):

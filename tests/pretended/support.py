@@ -39,6 +39,7 @@ def steps_of(
     steps: int = 4,
     warm: int = 4,
     watch: Callable[[NativeEngine], None] = lambda engine: None,
+    sampling: dict[str, Any] | None = None,
     engine_keywords: dict[str, Any] | None = None,
     **options: Any,
 ) -> list[Seen]:
@@ -50,7 +51,7 @@ def steps_of(
         policy=FixedPolicy(Strategy.parse(strategy)) if strategy else FixedPolicy(PLAIN),
         **(engine_keywords or {}),
     )
-    engine.submit(make_requests(requests, max_new_tokens=150))
+    engine.submit(make_requests(requests, max_new_tokens=150, **(sampling or {})))
     for _ in range(warm):
         engine.step()
     found = []

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from config.speculation import EagleOptions
+from drafter.eagle import EagleDrafter
 from models import ops
 from tests.engine.support import engine, make_requests, run
 from tests.engine.test_speculation import Oracle
@@ -80,6 +82,24 @@ def test_prompts_beside_decoding_wait_once_too(rows: int, tmp_path: Path) -> Non
         if not seen.captures:
             assert seen.waits.total() <= 1, seen.waits
             assert not seen.pageable, seen.pageable
+
+
+@pytest.mark.parametrize("drafter", [False, True], ids=["plain", "eagle"])
+def test_nothing_is_captured_while_requests_with_top_p_run(drafter: bool, tmp_path: Path) -> None:
+    """Where the engine was told at its start; of the first step on."""
+    model = target(tmp_path, FAMILY)
+    own = EagleDrafter(model, EagleOptions(), 2, 512, 8) if drafter else None
+    given: dict[str, Any] = {"truncated": True}
+    for seen in steps_of(
+        model,
+        drafter=own,
+        strategy="eagle:3" if drafter else "",
+        warm=0,
+        steps=8,
+        sampling={"top_p": 0.9},
+        engine_keywords=given,
+    ):
+        assert not seen.captures
 
 
 @GRAPHS

@@ -223,12 +223,14 @@ class Speculator:
             with self._guarded(name):
                 drafter.load(directory)
 
-    def plan_graphs(self, drafts: Sequence[tuple[int, Strategy]], graph_capture: GraphCapture) -> None:
+    def plan_graphs(
+        self, drafts: Sequence[tuple[int, Strategy]], graph_capture: GraphCapture, truncated: bool = False
+    ) -> None:
         """Let drafters that can capture their passes for these numbers of requests and strategies."""
         for name, drafter in list(self._drafters.items()):
             own = [draft for draft in drafts if draft[1].drafter == name]
             with self._guarded(name):
-                drafter.plan_graphs(own, graph_capture)
+                drafter.plan_graphs(own, graph_capture, truncated)
 
     @contextmanager
     def _guarded(self, name: str) -> Iterator[None]:

@@ -76,6 +76,7 @@ def build(start: Start) -> NativeEngine:
         else AdapterBase(start.model.path, start.lora, dtype),
         pacer=None if start.pace is None else Pacer(start.pace, "engine"),
         followers=followers,
+        truncated=start.truncated,
     )
     if followers is not None:
         followers.wait()

@@ -79,6 +79,7 @@ class NativeEngine(BatchEngine):
     hears of the passes. `adapter_base`: what adapters are merged into that come in the place of weights.
     `pacer`, on the `timer`: of experiments, lets passes, drafts and new weights last as long as on another device.
     `followers`: the other ranks of `model`, which then is rank 0's part (models.tensor_parallel).
+    `truncated`: some requests will have top-k or top-p, so that graphs are captured for them.
     """
 
     def __init__(
@@ -103,6 +104,7 @@ class NativeEngine(BatchEngine):
         adapter_base: AdapterBase | None = None,
         pacer: Pacer | None = None,
         followers: Followers | None = None,
+        truncated: bool = False,
     ) -> None:
         super().__init__(weights_version, clock)
         config = model.config
@@ -136,6 +138,7 @@ class NativeEngine(BatchEngine):
         on_cuda = next(model.parameters()).device.type == "cuda"
         if graph_capture is None and options.cuda_graphs and on_cuda and followers is None:
             graph_capture = CudaGraphCapture()
+        self._truncated = truncated
         self._batches = batch_buckets(options.max_running) if graph_capture is not None else ()
         self._graph_capture = graph_capture
         self._runner = ModelRunner(
@@ -152,6 +155,7 @@ class NativeEngine(BatchEngine):
             keep_rows=self._hidden is not None or self._recording is not None,
             make_memory=make_memory,
             checked_rows=ROWS,
+            truncated=truncated,
             followers=followers,
         )
         self._speculator = Speculator(
@@ -213,7 +217,7 @@ class NativeEngine(BatchEngine):
             return
         plan = bucketed_plan((lambda _: ()) if policy is None else policy.arms_at, self._batches)
         self._runner.plan_graphs(plan)
-        self._speculator.plan_graphs(plan.drafts, self._graph_capture)
+        self._speculator.plan_graphs(plan.drafts, self._graph_capture, self._truncated)
 
     def _accept(self, ticket: Ticket) -> None:
         if self._recording is not None and not ticket.request.evaluation:

@@ -266,7 +266,7 @@ _OPERATORS = SimpleNamespace(**{name: globals()[name] for name in _ON_CUDA})
 _DIRECT = SimpleNamespace(**_ON_CUDA)
 
 
-def on_device_of(x: Tensor) -> tuple[SimpleNamespace, bool]:
+def on_device_of(x: Tensor) -> tuple[Any, bool]:
     """The operators for inference beside `x`, and whether they are CUDA's implementations themselves.
 
     Torch's dispatcher costs the host as much as a launch; only tensors of another class need it, which intercept calls.

@@ -311,6 +311,11 @@ def cutoff(
 ):
     """Program (row): the smallest logit that may be drawn. Counts below 2^24 and their sums are exact in float32."""
     row = tl.program_id(0)
+    k = tl.load(top_k + row)
+    p = tl.load(top_p + row)
+    if ((k <= 0) | (k >= V)) & (p >= 1.0):  # of a graph for whoever is cut: most rows may not be
+        tl.store(least + row, float("-inf"))
+        return
     row_logits = logits + row.to(tl.int64) * STRIDE
     column = tl.arange(0, BLOCK)
     highest = tl.full([BLOCK], float("-inf"), tl.float32)
@@ -323,10 +328,8 @@ def cutoff(
     top, bound = tl.max(highest, 0), tl.min(lowest, 0)
     t = tl.load(temperature + row)
     divisor = tl.where(t == 0.0, 1.0, t)
-    k = tl.load(top_k + row)
     if (k > 0) & (k < V):
         bound = _float_of(_largest_reaching(row_logits, divisor, top, k.to(tl.float32), V, BLOCK, True))
-    p = tl.load(top_p + row)
     if p < 1.0:
         above = tl.zeros([BLOCK], tl.float32)
         count = tl.zeros([BLOCK], tl.float32)

@@ -29,7 +29,11 @@ class CpuChains:
         self._native: ops.DraftChain | None = None
 
     def plan_graphs(
-        self, copy: Transformer, drafts: Sequence[tuple[int, Strategy]], graph_capture: GraphCapture
+        self,
+        copy: Transformer,
+        drafts: Sequence[tuple[int, Strategy]],
+        graph_capture: GraphCapture,
+        truncated: bool = False,
     ) -> None:
         """Nothing: there are no graphs on a CPU."""
 

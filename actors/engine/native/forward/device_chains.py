@@ -147,6 +147,7 @@ class DeviceChains:
         self._trash_slot, self._keep_logits = trash_slot, keep_logits
         self._buckets = batch_buckets(self._slots)
         self._graph_capture: GraphCapture | None = None
+        self._truncated = False
         self._planned: list[tuple[int, int]] = []  # requests and depth, the largest first
         self._frames: dict[ChainShape, _Frame] = {}
         self._depth = 0
@@ -155,9 +156,14 @@ class DeviceChains:
     # Graphs.
 
     def plan_graphs(
-        self, copy: Transformer, drafts: Sequence[tuple[int, Strategy]], graph_capture: GraphCapture
+        self,
+        copy: Transformer,
+        drafts: Sequence[tuple[int, Strategy]],
+        graph_capture: GraphCapture,
+        truncated: bool = False,
     ) -> None:
         """See `TargetPasses`."""
+        self._truncated = truncated
         self._use(copy)
         if not has_kernels(copy):
             return
@@ -170,7 +176,7 @@ class DeviceChains:
     def capture(self) -> None:
         """Capture what is planned and is not captured yet, on rows of nobody."""
         for requests, depth in self._planned:
-            frame = self._frame(ChainShape(requests, depth, self._columns))
+            frame = self._frame(ChainShape(requests, depth, self._columns, self._truncated))
             if frame.replay is None and self._graph_capture is not None:
                 self._upload.send(frame.layout.write(frame.hosts[self._upload.begin()], None, _NO_TABLES, 0))
                 self._record(frame)
@@ -241,7 +247,7 @@ class DeviceChains:
         planned = [n for n, each in self._planned if n >= present and each == depth]
         whole = bool(planned) and self._graph_capture is not None and (self._keep_logits or not logits)
         requests = min(planned) if whole else next(bucket for bucket in self._buckets if bucket >= present)
-        frame = self._frame(ChainShape(requests, depth, self._columns, truncated))
+        frame = self._frame(ChainShape(requests, depth, self._columns, truncated or (whole and self._truncated)))
         used = frame.layout.write(frame.hosts[self._upload.begin()], batch, tables, self._last_position)
         self._upload.send(used)
         if whole and frame.replay is None:

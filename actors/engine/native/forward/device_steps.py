@@ -46,10 +46,12 @@ class DeviceSteps:
         rejection: bool,
         trash_slot: int,
         graph_capture: GraphCapture | None,
+        truncated: bool = False,
         follows: bool = False,
     ) -> None:
         """blocks: columns of a block table. keep_rows: somebody reads `Draws.rows`. trash_slot: the first K/V slot
-        behind those of requests. follows: of a rank that draws nothing."""
+        behind those of requests. truncated: some draws will have top-k or top-p. follows: of a rank that draws nothing.
+        """
         self._model, self._cache = model, cache
         self._slots, self._blocks, self._trash_slot = slots, blocks, trash_slot
         self._keep_rows, self._rejection, self._follows = keep_rows, rejection, follows
@@ -71,6 +73,7 @@ class DeviceSteps:
                 blocks=blocks,
                 block_tokens=cache.block_tokens,
                 trash_slot=trash_slot,
+                truncated=truncated,
             )
         self._kept, self._logits = self._outputs(0)
 

@@ -1,9 +1,9 @@
 """Whole steps as replays of captured graphs: forward, head and draws without a launch per kernel (CUDA).
 
 Owns the captured graphs: which there are, when they are captured, which one holds a step. The plan's are captured when
-the engine starts, the largest first; what comes up besides (truncated draws, what the time did not suffice for) when it
-first does. What no graph holds runs eagerly, and after a failed capture everything does. Weights are loaded in place,
-so graphs outlive them; a KV cache or buffers that moved make them useless (`forget`).
+the engine starts, the largest first; what comes up besides (truncated draws that nobody announced, what the time did
+not suffice for) when it first does. What no graph holds runs eagerly, and after a failed capture everything does.
+Weights are loaded in place, so graphs outlive them; a KV cache or buffers that moved make them useless (`forget`).
 """
 
 import logging
@@ -79,9 +79,12 @@ class StepGraphs:
         blocks: int,
         block_tokens: int,
         trash_slot: int,
+        truncated: bool = False,
         timer: Callable[[], float] = perf_counter,
     ) -> None:
-        """compute: what a graph does with its step; reads and leaves everything at addresses that stay."""
+        """compute: what a graph does with its step; reads and leaves everything at addresses that stay. truncated: some
+        draws will have top-k or top-p, so every graph cuts; a row without either costs it next to nothing."""
+        self._truncated = truncated
         self._compute, self._graph_capture, self._timer = compute, graph_capture, timer
         self._blocks, self._block_tokens, self._trash_slot = blocks, block_tokens, trash_slot
         self._graphs: dict[tuple[GraphShape, bool], StepGraph] = {}
@@ -115,7 +118,7 @@ class StepGraphs:
         if key not in self._fits:
             self._fits[key] = self._plan.graph_for("target", *key[:3], tree=width > 0)
         shape = self._fits[key]
-        return None if shape is None else (shape, rows.truncated)
+        return None if shape is None else (shape, rows.truncated or self._truncated)
 
     def take(self, key: tuple[GraphShape, bool], upload: Upload) -> StepGraph:
         """The graph of that shape, captured or not yet; its arrays lie in `upload`."""
@@ -157,15 +160,16 @@ class StepGraphs:
 
     def capture_all(self, upload: Upload, limit_s: float = CAPTURE_LIMIT_S) -> None:
         """Capture what the plan has and is not captured yet, the largest first, on rows of nobody."""
-        missing = [s for s in self._plan.graphs if (g := self._graphs.get((s, False))) is None or g.replay is None]
+        keys = [(shape, self._truncated) for shape in self._plan.graphs]
+        missing = [key for key in keys if (graph := self._graphs.get(key)) is None or graph.replay is None]
         if not missing or not self.works:
             return
         on_device = upload.device.device.type == "cuda"
         start_s, free_bytes, done = self._timer(), torch.cuda.mem_get_info()[0] if on_device else 0, 0
-        for shape in missing:
+        for key in missing:
             if self._timer() - start_s > limit_s:
                 break
-            graph = self.take((shape, False), upload)
+            graph = self.take(key, upload)
             graph.write(upload, None)
             if not self.capture(graph):
                 return

@@ -57,13 +57,14 @@ class ModelRunner:
         keep_rows: bool = True,
         make_memory: MakeMemory = kv_memory,
         checked_rows: int = 0,
+        truncated: bool = False,
         followers: Followers | None = None,
         follows: bool = False,
     ) -> None:
         """recorded: layers whose outputs stand before the final state in `Draws.rows`. keep_rows: somebody reads them.
-        make_memory: what holds the KV cache. checked_rows: of early text in a step.
-        followers: the other ranks of this model, which do what this one does. follows: it is one of them, and draws
-        nothing."""
+        make_memory: what holds the KV cache. checked_rows: of early text in a step. truncated: some draws will have
+        top-k or top-p. followers: the other ranks of this model, which do what this one does. follows: it is one of
+        them, and draws nothing."""
         self._followers, self._follows = followers, follows
         self._recorded = recorded
         self._steps, self._rejection, self._checked_rows = steps, rejection, checked_rows
@@ -88,6 +89,7 @@ class ModelRunner:
                 rejection=rejection,
                 trash_slot=blocks * block_tokens,
                 graph_capture=graph_capture,
+                truncated=truncated,
                 follows=follows,
             )
         # What a drafter may compute over this cache.
