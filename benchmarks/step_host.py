@@ -13,6 +13,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
@@ -45,7 +46,7 @@ def stand_in() -> None:
     warnings.filterwarnings("ignore", "Warning only once for all operators")
     library: Any = torch.library.Library("paceline", "IMPL")  # type: ignore[no-untyped-call]
     for name in ("rms_norm", "add_rms_norm", "rope_write", "swiglu", "paged_attention"):
-        library.impl(name, getattr(launch, name), "CPU", allow_override=True)
+        library.impl(name, partial(getattr(launch, name), run=planned), "CPU", allow_override=True)
     left, right = torch.ones(1, 8, dtype=torch.bfloat16), torch.ones(8, 8, dtype=torch.bfloat16)
 
     def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -78,19 +79,12 @@ def host_ms(size: str, decoding: int, chunk: int, repeats: int) -> dict[str, Any
     requests = [Request(1, CONTEXT - i % 16, 1) for i in range(decoding)]
     requests += [Request(chunk, chunk, 1)] if chunk else []
 
-    def way(run: Callable[..., None], direct_calls: bool) -> Callable[[], None]:
-        kernels: Any = launch if direct_calls else operators
-        operators.on_device_of = lambda x: (kernels, direct_calls)
+    def way(direct_calls: bool) -> Callable[[], None]:
+        operators.is_direct = lambda x: direct_calls
         stepper = Stepper(model, decoding + 1, CONTEXT, decoding + chunk, graphs=False)
-        rows = stepper.packed(requests)
+        return partial(stepper.run, stepper.packed(requests))
 
-        def step() -> None:
-            setattr(launch, "run_plan", run)  # noqa: B010 - not its own name
-            stepper.run(rows)
-
-        return step
-
-    ways = {"planned": way(planned, False), "direct": way(direct.run_plan, True)}
+    ways = {"planned": way(False), "direct": way(True)}
     seconds = in_turns(ways, repeats, warm_up=3, clock=time.thread_time)
     found = {name: {"median_ms": median(of) * 1e3, "least_ms": min(of) * 1e3} for name, of in seconds.items()}
     rounded = {name: {key: round(value, 3) for key, value in of.items()} for name, of in found.items()}

@@ -70,32 +70,59 @@ class _Known:
 _known: dict[tuple[Any, ...], _Known] = {}
 
 
-def run_plan(plan: Callable[..., list[Launch]], *arguments: Any) -> None:
+def run_plan(plan: Callable[..., list[Launch]], *arguments: Any) -> _Known | None:
     """Run `plan(*arguments)`: tensors, the first of them on the device, and hashable values.
 
-    Equal shapes, strides, dtypes and values must give equal plans but for the tensors in them.
+    Equal shapes, strides, dtypes and values must give equal plans but for the tensors in them. Returns what is
+    remembered of the plan, if anything is.
     """
     device = arguments[0].device
     seen: list[Any] = [plan, device]
     addresses: list[int] = []
-    joined = 0
     for argument in arguments:
         if isinstance(argument, Tensor):
-            address = argument.data_ptr()
-            addresses.append(address)
-            joined |= address
+            addresses.append(argument.data_ptr())
             seen += (argument.shape, argument.stride(), argument.dtype)
         else:
             seen.append(argument)
     call = tuple(seen)
-    usual = not joined % _ALIGNMENT and (device.type != "cuda" or device.index == torch.cuda.current_device())
+    usual = _aligned(addresses) and (device.type != "cuda" or device.index == torch.cuda.current_device())
     known = _known.get(call) if usual else None
-    if known is None:
-        launches = plan(*arguments)
-        kernels = [launch.run() for launch in launches]
-        if usual and None not in kernels:
-            _remember(call, [x for x in arguments if isinstance(x, Tensor)], launches, kernels)
-        return
+    if known is not None:
+        _launch(known, addresses, device)
+        return known
+    launches = plan(*arguments)
+    kernels = [launch.run() for launch in launches]
+    if not usual or None in kernels:
+        return None
+    return _remember(call, [x for x in arguments if isinstance(x, Tensor)], launches, kernels)
+
+
+class LayerCalls:
+    """`run_plan` for the layers of one step, which are alike: of calls by one plan with so many tensors only the first
+    is looked up, and the others are taken to have its shapes, values and device."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Any, int], _Known] = {}
+
+    def __call__(self, plan: Callable[..., list[Launch]], *arguments: Any) -> None:
+        addresses = [x.data_ptr() for x in arguments if isinstance(x, Tensor)]
+        kind = plan, len(addresses)
+        known = self._known.get(kind)
+        if known is not None and _aligned(addresses):
+            _launch(known, addresses, arguments[0].device)
+        elif (found := run_plan(plan, *arguments)) is not None:
+            self._known[kind] = found
+
+
+def _aligned(addresses: list[int]) -> bool:
+    joined = 0
+    for address in addresses:
+        joined |= address
+    return not joined % _ALIGNMENT
+
+
+def _launch(known: _Known, addresses: list[int], device: torch.device) -> None:
     made = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in known.made]
     values = (*addresses, *[x.data_ptr() for x in made], *known.numbers)
     stream = driver.active.get_current_stream(device.index or 0)
@@ -103,14 +130,14 @@ def run_plan(plan: Callable[..., list[Launch]], *arguments: Any) -> None:
         run(*grid, stream, *kernel, *pick(values))
 
 
-def _remember(call: tuple[Any, ...], given: list[Tensor], launches: list[Launch], kernels: list[Any]) -> None:
+def _remember(call: tuple[Any, ...], given: list[Tensor], launches: list[Launch], kernels: list[Any]) -> _Known | None:
     """Which of the call's tensors each launch takes is read off the objects: nothing is remembered where that is not
     plain (one tensor given twice, or a view of one)."""
     made: list[Tensor] = []
     numbers: list[Any] = []
     places = {id(x): place for place, x in enumerate(given)}
     if len(places) < len(given):
-        return
+        return None
     taken = []
     for launch in launches:
         own = iter(launch.arguments)
@@ -124,7 +151,7 @@ def _remember(call: tuple[Any, ...], given: list[Tensor], launches: list[Launch]
                 made.append(value)
     memory = {x.untyped_storage().data_ptr() for x in given}
     if any(x.untyped_storage().data_ptr() in memory or not x.is_contiguous() for x in made):
-        return
+        return None
     behind = iter(range(len(given) + len(made), len(given) + len(made) + len(numbers)))
     known = _Known(
         launches=[
@@ -142,3 +169,4 @@ def _remember(call: tuple[Any, ...], given: list[Tensor], launches: list[Launch]
     if len(_known) >= _MOST_CALLS:
         _known.clear()
     _known[call] = known
+    return known

@@ -22,6 +22,7 @@ _ATTENTION_STAGES = 5  # as Triton counts them: two buffers of keys and values (
 _SPLIT_BYTES = 256 * 2**20  # of partial results that may exist
 _MASK_BITS = 64
 _SAMPLE_BLOCKS = 1024  # of four tokens, one Philox call each
+Run = Callable[..., object]  # `run_plan`, or `LayerCalls`
 
 
 def power_of_2(n: int) -> int:
@@ -49,16 +50,16 @@ def plan_rms_norm(
     ]
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor, eps: float, run: Run = run_plan) -> Tensor:
     x = x.contiguous()
     normed = torch.empty_like(x)
-    return _ran(normed, plan_rms_norm, x, None, weight, eps, normed, None)
+    return _ran(normed, run, plan_rms_norm, x, None, weight, eps, normed, None)
 
 
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, run: Run = run_plan) -> tuple[Tensor, Tensor]:
     x, residual = x.contiguous(), residual.contiguous()
     normed, total = torch.empty_like(x), torch.empty_like(x)
-    _ran(normed, plan_rms_norm, x, residual, weight, eps, normed, total)
+    _ran(normed, run, plan_rms_norm, x, residual, weight, eps, normed, total)
     return normed, total
 
 
@@ -122,11 +123,12 @@ def rope_write(
     eps: float,
     k_cache: Tensor,
     v_cache: Tensor,
+    run: Run = run_plan,
 ) -> Tensor:
     kv_heads, head_dim = k_cache.shape[1:]
     qkv = qkv if qkv.stride(1) == 1 else qkv.contiguous()
     q = qkv.new_empty((qkv.shape[0], qkv.shape[1] // head_dim - 2 * kv_heads, head_dim))
-    return _ran(q, plan_rope_write, qkv, cos, sin, positions, kv_slots, q_norm, k_norm, eps, k_cache, v_cache, q)
+    return _ran(q, run, plan_rope_write, qkv, cos, sin, positions, kv_slots, q_norm, k_norm, eps, k_cache, v_cache, q)
 
 
 def plan_swiglu(gate_up: Tensor, out: Tensor) -> list[Launch]:
@@ -143,10 +145,10 @@ def plan_swiglu(gate_up: Tensor, out: Tensor) -> list[Launch]:
     ]
 
 
-def swiglu(gate_up: Tensor) -> Tensor:
+def swiglu(gate_up: Tensor, run: Run = run_plan) -> Tensor:
     gate_up = gate_up.contiguous()
     out = gate_up.new_empty((gate_up.shape[0], gate_up.shape[1] // 2))
-    return _ran(out, plan_swiglu, gate_up, out)
+    return _ran(out, run, plan_swiglu, gate_up, out)
 
 
 def plan_linear(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> list[Launch]:
@@ -177,7 +179,7 @@ def plan_linear(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, float32_out: bool) -> Tensor:
     x, weight = x.contiguous(), weight.contiguous()
     out = x.new_empty((x.shape[0], weight.shape[0]), dtype=torch.float32 if float32_out else x.dtype)
-    return _ran(out, plan_linear, x, weight, bias, out)
+    return _ran(out, run_plan, plan_linear, x, weight, bias, out)
 
 
 def plan_paged_attention(
@@ -276,12 +278,14 @@ def paged_attention(
     max_query: int,
     max_context: int,
     scale: float,
+    run: Run = run_plan,
 ) -> Tensor:
     q = q.contiguous()
     tree_mask = None if tree_mask is None else tree_mask.contiguous()
     out = torch.empty_like(q)
     return _ran(
         out,
+        run,
         plan_paged_attention,
         q,
         k_cache,
@@ -336,7 +340,7 @@ def sample(
     logprobs = logits.new_empty(logits.shape[0], dtype=torch.float32)
     drawn = tokens, logprobs, torch.empty_like(logprobs)
     if logits.shape[0]:
-        _ran(tokens, plan_sample, logits, cutoff, temperature, keys, positions, *drawn)
+        _ran(tokens, run_plan, plan_sample, logits, cutoff, temperature, keys, positions, *drawn)
     return drawn
 
 
@@ -388,7 +392,7 @@ def sample_topk(
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
     drawn = keys.new_empty((logits.shape[0], k)), logits.new_empty((logits.shape[0], k), dtype=torch.float32)
     if logits.shape[0]:
-        _ran(drawn[0], plan_sample_topk, logits, cutoff, temperature, keys, positions, scale, noise, *drawn)
+        _ran(drawn[0], run_plan, plan_sample_topk, logits, cutoff, temperature, keys, positions, scale, noise, *drawn)
     return drawn
 
 
@@ -409,10 +413,10 @@ def plan_cutoff(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tenso
 def cutoff(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
     least = temperature.new_empty(logits.shape[0])
-    return _ran(least, plan_cutoff, logits, temperature, top_k, top_p, least)
+    return _ran(least, run_plan, plan_cutoff, logits, temperature, top_k, top_p, least)
 
 
-def _ran(out: Tensor, plan: Callable[..., list[Launch]], *arguments: Any) -> Tensor:
+def _ran(out: Tensor, run: Run, plan: Callable[..., list[Launch]], *arguments: Any) -> Tensor:
     if out.numel():
-        run_plan(plan, *arguments)
+        run(plan, *arguments)
     return out

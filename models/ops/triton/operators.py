@@ -9,6 +9,7 @@ import importlib.util
 import logging
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
@@ -95,12 +96,12 @@ def launched(name: str, module: str, oracle: Callable[..., Any]) -> Callable[...
     first kernel on that Triton cannot compile for this device, the oracle computes, slowly, and a capture fails."""
     launch: Callable[..., Any] | None = None
 
-    def call(*arguments: Any) -> Any:
+    def call(*arguments: Any, **how: Any) -> Any:
         nonlocal launch
         if launch is None:
             launch = getattr(import_module(f"{__package__}.{module}"), name) if installed() else oracle
         try:
-            return launch(*arguments)
+            return launch(*arguments, **how)
         except kernel_errors() as error:
             if isinstance(error, RuntimeError) or launch is oracle:
                 raise
@@ -243,6 +244,7 @@ def _cuda_head(hidden: Tensor, weight: Tensor) -> Tensor:
 
 _LIBRARY: Any = torch.library.Library("paceline", "DEF")  # type: ignore[no-untyped-call]
 _ON_CUDA: dict[str, Callable[..., Any]] = {}
+_IN_LAYERS = ("rms_norm", "add_rms_norm", "rope_write", "swiglu", "paged_attention")
 for _schema in _SCHEMAS:
     _name = _schema.partition("(")[0]
     _ON_CUDA[_name] = _cuda_head if _name == "head" else launched(_name, "launch", _ON_CPU[_name])
@@ -262,14 +264,15 @@ head = torch.ops.paceline.head.default
 sample = torch.ops.paceline.sample.default
 sample_topk = torch.ops.paceline.sample_topk.default
 cutoff = torch.ops.paceline.cutoff.default
-_OPERATORS = SimpleNamespace(**{name: globals()[name] for name in _ON_CUDA})
-_DIRECT = SimpleNamespace(**_ON_CUDA)
 
 
-def on_device_of(x: Tensor) -> tuple[Any, bool]:
-    """The operators for inference beside `x`, and whether they are CUDA's implementations themselves.
+def is_direct(x: Tensor) -> bool:
+    """Whether inference on x's device may call CUDA's implementations themselves: torch's dispatcher costs the host as
+    much as a launch, and only tensors of another class need it, which intercept calls."""
+    return x.is_cuda and type(x) in (Tensor, torch.nn.Parameter) and installed()
 
-    Torch's dispatcher costs the host as much as a launch; only tensors of another class need it, which intercept calls.
-    """
-    direct = x.is_cuda and type(x) in (Tensor, torch.nn.Parameter) and installed()
-    return (_DIRECT if direct else _OPERATORS), direct
+
+def layer_operators() -> Any:
+    """CUDA's implementations for the layers of one step, which are alike: each kind of call is looked up once."""
+    run = import_module(f"{__package__}.direct").LayerCalls()
+    return SimpleNamespace(**{name: partial(_ON_CUDA[name], run=run) for name in _IN_LAYERS})

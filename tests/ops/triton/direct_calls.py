@@ -155,12 +155,23 @@ def main() -> None:
             row["planned"] = len(planned)
             row["by_plan"] = reached(lambda: by_plan(plan, *second), tensors)  # noqa: B023
             found.append(row)
+    for (plan, *first), (_, *second) in zip(cases(11), cases(11), strict=True):
+        layer = direct.LayerCalls()
+        layer(plan, *first)
+        planned.clear()
+        tensors = [x for x in second if isinstance(x, Tensor)]
+        row = {"plan": plan.__name__, "layers": True}
+        row["directly"] = reached(lambda: layer(plan, *second), tensors)  # noqa: B023
+        row["planned"] = len(planned)
+        row["by_plan"] = reached(lambda: by_plan(plan, *second), tensors)  # noqa: B023
+        found.append(row)
     odd = torch.empty(5 * 64 + 1, dtype=torch.bfloat16)[1:].view(5, 64)  # two bytes behind a multiple of sixteen
     x, weight, out = new(5, 64), new(64), new(5, 64)
     for name, of in (("unaligned", (odd, None, weight, 1e-6, out, None)), ("twice", (x, x, weight, 1e-6, out, out))):
         planned.clear()
-        for _ in range(2):
-            direct.run_plan(launch.plan_rms_norm, *of)
+        layer = direct.LayerCalls()
+        for way in (direct.run_plan, direct.run_plan, layer, layer):
+            way(launch.plan_rms_norm, *of)
         found.append({"plan": name, "planned": len(planned)})
     planned.clear()
     for rows in range(70, 75):

@@ -24,8 +24,9 @@ def found() -> list[dict[str, Any]]:
 def test_a_direct_call_reaches_the_driver_as_a_planned_one_does(found: list[dict[str, Any]]) -> None:
     """The same variant of the same kernel, grid, stream, numbers and addresses, with the second call's tensors."""
     calls = [row for row in found if "rows" in row]
-    assert len({row["plan"] for row in calls}) == 10
-    for row in calls:
+    layers = [row for row in found if "layers" in row]
+    assert len({row["plan"] for row in calls}) == len({row["plan"] for row in layers}) == 10
+    for row in (*calls, *layers):
         assert row["planned"] == 0, row["plan"]
         assert row["directly"] == row["by_plan"], row["plan"]
         assert row["directly"], row["plan"]
@@ -34,7 +35,7 @@ def test_a_direct_call_reaches_the_driver_as_a_planned_one_does(found: list[dict
     assert new == [1] * third + [1] * third + [0] * third, "each shape is planned once, whatever came between"
 
 
-@pytest.mark.parametrize(("case", "planned"), [("unaligned", 2), ("twice", 2), ("many", 5)])
+@pytest.mark.parametrize(("case", "planned"), [("unaligned", 4), ("twice", 4), ("many", 5)])
 def test_what_is_no_usual_call_is_planned_every_time(found: list[dict[str, Any]], case: str, planned: int) -> None:
     (row,) = [row for row in found if row["plan"] == case]
     assert row["planned"] == planned

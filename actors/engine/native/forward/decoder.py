@@ -5,6 +5,8 @@ It carries the residual stream beside a layer's output, so that one kernel adds 
 norm, gate and up, SwiGLU, down. Rows are packed, a request may bring any number of them, nothing waits for the host.
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -24,7 +26,7 @@ class DecoderForward:
         """recorded: layers whose outputs stand before the final state in every row."""
         self._model, self._recorded = model, recorded
         self._blocks = [block for block in model.blocks if isinstance(block, Block)]
-        self._kernels, self._direct = operators.on_device_of(model.embed_tokens.weight)
+        self._direct = operators.is_direct(model.embed_tokens.weight)
         model.rope.table(model.embed_tokens.weight.device)  # made once, outside of any capture
 
     @staticmethod
@@ -37,7 +39,8 @@ class DecoderForward:
 
     def __call__(self, step: DeviceStep, cache: KVCache) -> tuple[Tensor, Tensor]:
         """(rows [T, W] with recorded layers, final states [T, H]); the rows' K/V enter the cache."""
-        model, blocks, kernels, product = self._model, self._blocks, self._kernels, self._product
+        model, blocks, product = self._model, self._blocks, self._product
+        kernels: Any = operators.layer_operators() if self._direct else operators
         angles = model.rope.table(step.tokens.device)
         eps = model.config.rms_norm_eps
         total = F.embedding(step.tokens, model.embed_tokens.weight)
