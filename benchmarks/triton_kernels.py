@@ -30,6 +30,7 @@ from models.ops.triton import launch_low_bit as low_bit
 from models.ops.triton import low_bit as low_bit_kernels
 from models.ops.triton.direct import Launch
 from models.ops.triton.draft_operators import empty_fed
+from models.ops.triton.work import SPLIT_TOKENS
 
 ARCHITECTURES = (80, 90)
 ROWS, REQUESTS, BLOCK_TOKENS, SLOTS, POSITIONS, CONTEXT = 64, 8, 16, 4096, 32_768, 32_768
@@ -64,9 +65,10 @@ def plans(size: str, dtype: torch.dtype = torch.bfloat16) -> Iterator[tuple[str,
     tables, offsets, lengths = numbers(REQUESTS, CONTEXT // BLOCK_TOKENS), numbers(REQUESTS + 1), numbers(REQUESTS)
     masks = {"": None, ", tree": empty(ROWS, 17, kind=torch.uint8)}
     for kind, mask in masks.items():
-        for name, context in ((f"whole context{kind}", launches.SPLIT_TOKENS), (f"split{kind}", CONTEXT)):
+        ways = ((f"whole context{kind}", SPLIT_TOKENS, None), (f"split{kind}", CONTEXT, None))
+        for name, context, work in (*ways, (f"items{kind}", CONTEXT, numbers(1000))):
             plan = launches.plan_paged_attention(
-                q, cache, cache, tables, offsets, lengths, mask, BLOCK_TOKENS, 8, context, 0.1, q
+                q, cache, cache, tables, offsets, lengths, mask, BLOCK_TOKENS, 8, context, 0.1, work, q
             )
             yield from zip((f"attention, {name}", f"attention, merge{kind}"), plan, strict=False)
     for name, columns, depth in (

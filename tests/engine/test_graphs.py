@@ -22,7 +22,9 @@ from actors.engine.native.forward.graphs import StepGraphs
 from actors.engine.native.forward.kv_memory import AllocatedMemory
 from config.strategy import PLAIN, Strategy
 from models import staging, weights
-from models.checkpoint import hf_state_dict
+from models.checkpoint import hf_state_dict, init_model
+from models.ops.triton import operators
+from models.ops.triton.work import SPLIT_TOKENS, WorkList
 from models.transformer import Transformer
 from policies.speculation.graph_plan import batch_buckets, bucketed_plan
 from policies.speculation.policy import FixedPolicy
@@ -36,6 +38,7 @@ from tests.engine.support import (
     rollouts,
     run,
     tiny_model,
+    write_config,
 )
 from tests.engine.test_speculation import Oracle
 from tests.engine.test_trees import RandomTrees
@@ -128,6 +131,36 @@ def test_graphs_for_top_k_and_top_p_hold_requests_without_them(tmp_path: Path) -
         assert_same_tokens(run(core, whole), expected[0])
         assert_same_tokens(run(core, mixed), expected[1])
         assert (graph_capture.records == captured) is announced
+
+
+def test_a_graph_reads_the_work_list_of_its_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Captured on rows of nobody, for whom there is no work."""
+    model = init_model(write_config(tmp_path / "long", max_position_embeddings=1024), 0)
+    requests = make_requests(6, prompts=3, seed=81, max_new_tokens=12)
+    expected = run(engine(model), requests)
+    attend, listed = operators.paged_attention, [0, 0]
+
+    def checked(*given: Any) -> torch.Tensor:
+        offsets, contexts, work = (given[place].numpy() for place in (4, 5, 11))
+        config = model.config
+        mine = WorkList.of(config.num_heads, config.num_kv_heads, given[0].dtype)
+        begins, items = work[: mine.programs + 1], work[mine.programs + 1 :].reshape(-1, 4)
+        own = items[: begins[-1]]
+        real = np.flatnonzero(np.diff(offsets))
+        splits = sum(-(-int(contexts[b]) // SPLIT_TOKENS) for b in real)
+        assert own[:, 3].sum() == splits or len(own) > splits, "a prompt's tiles see less than its last"
+        assert sorted(set(own[:, 0].tolist())) == real.tolist()
+        listed[0] += 1
+        listed[1] += len(own)
+        found: torch.Tensor = attend(*given)
+        return found
+
+    monkeypatch.setattr(operators, "paged_attention", checked)
+    core = graphed(model, FakeGraphCapture(), prefill_chunk_tokens=16)
+    assert listed[0] > 0
+    assert listed[1] == 0
+    assert_same_tokens(run(core, requests), expected)
+    assert listed[1] > 0
 
 
 class StayingMemory(AllocatedMemory):

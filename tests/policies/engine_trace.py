@@ -100,7 +100,8 @@ def _attention(net: Network, batch: int, rows: int, context: int, *given: Any) -
     from models.ops.triton.launch import plan_paged_attention  # needs Triton
 
     asked = attention(net, batch, rows, context, SPLIT_TOKENS)
-    launched = len(plan_paged_attention(*[*given, torch.empty_like(given[0])]))
+    work = given[11] if len(given) > 11 else None  # which an operator's call leaves out where it is None
+    launched = len(plan_paged_attention(*[*given[:11], work, torch.empty_like(given[0])]))
     return TracedOp("paceline::paged_attention", asked.read_bytes, asked.write_bytes, asked.flops, launched)
 
 

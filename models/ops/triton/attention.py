@@ -203,6 +203,72 @@ def attend(
         )
 
 
+@triton.jit(do_not_specialize=_PER_CALL)
+def attend_items(
+    q,  # as of `attend`, as are all up to context_lens
+    k_cache,
+    v_cache,
+    block_tables,
+    query_offsets,
+    context_lens,
+    work,  # int32, of `work.WorkList`
+    tree_mask,
+    sums,  # float32 [splits, HKV, rows * GROUP, WIDTH]
+    stats,  # float32 [2, splits, HKV, rows * GROUP]
+    rows,
+    table_stride,
+    table_step,
+    mask_width,
+    splits,
+    scale_log2,
+    HQ: tl.constexpr,
+    HKV: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr,
+    SPLIT: tl.constexpr,
+    TILE: tl.constexpr,
+    KEYS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    TREE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Program (share of the work, KV head): partial results of the splits that the list gives it, as `attend` has."""
+    program, head = tl.program_id(0), tl.program_id(1)
+    GROUP: tl.constexpr = HQ // HKV
+    TILE_ROWS: tl.constexpr = TILE // GROUP
+    place = tl.arange(0, TILE)
+    column = tl.arange(0, WIDTH)
+    wide = column < D
+    one_head = rows.to(tl.int64) * GROUP
+    items = work + tl.num_programs(0) + 1
+    for item in range(tl.load(work + program), tl.load(work + program + 1)):
+        request = tl.load(items + item * 4)
+        inside = tl.load(items + item * 4 + 1)
+        begin = tl.load(items + item * 4 + 2) * SPLIT
+        end = begin + tl.load(items + item * 4 + 3) * SPLIT
+        first = tl.load(query_offsets + request)
+        count = tl.load(query_offsets + request + 1) - first
+        context = tl.load(context_lens + request)
+        start = context - count
+        stop = context if TREE else start + tl.minimum(inside + TILE_ROWS, count)
+        row = inside + place // GROUP
+        live = (place < TILE_ROWS * GROUP) & (row < count)
+        at = (first + row).to(tl.int64) * HQ + head * GROUP + place % GROUP
+        query = tl.load(q + at[:, None] * D + column[None, :], mask=live[:, None] & wide[None, :], other=0.0)
+        mask_rows = tree_mask + (first + row).to(tl.int64) * mask_width
+        bits = _mask_bits(mask_rows, mask_width, count, live, TREE) if TREE == 1 else 0
+        block_table = block_tables + request.to(tl.int64) * table_stride
+        for split in range(begin, end, SPLIT):
+            peak, total, partial = _split(
+                query, k_cache, v_cache, block_table, table_step, mask_rows, bits, mask_width, split, stop, start,
+                count, row, live, head, scale_log2, HKV, D, BLOCK_TOKENS, SPLIT, TILE, KEYS, WIDTH, TREE, PRECISION,
+            )  # fmt: skip
+            to = (split // SPLIT * HKV + head) * one_head + (first + inside).to(tl.int64) * GROUP
+            tl.store(sums + to * WIDTH + place[:, None] * WIDTH + column[None, :], partial, mask=live[:, None])
+            tl.store(stats + to + place, peak, mask=live)
+            tl.store(stats + to + splits * HKV * one_head + place, total, mask=live)
+
+
 @triton.jit
 def _tiles(query_offsets, requests, one_tile, TILE_ROWS: tl.constexpr):
     """Tiles of all requests; those behind them clear padding rows."""

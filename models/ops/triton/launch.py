@@ -14,8 +14,8 @@ from torch import Tensor
 
 from models.ops.triton import attention, matmul, sampling, tokenwise
 from models.ops.triton.direct import Launch, run_plan
+from models.ops.triton.work import SPLIT_TOKENS, programs_of, tile_of
 
-SPLIT_TOKENS = 256  # of the context, at absolute positions
 _MOST_PROGRAMS = 1056  # eight for each multiprocessor of an H100; a constant, so that plans depend on shapes alone
 _LEAST_LANES = 4  # however many tiles there are: one long context among many must not wait for one program
 _ATTENTION_STAGES = 5  # as Triton counts them: two buffers of keys and values (benchmarks.triton_kernels, `buffers`)
@@ -194,15 +194,17 @@ def plan_paged_attention(
     max_query: int,
     max_context: int,
     scale: float,
+    work: Tensor | None,
     out: Tensor,
 ) -> list[Launch]:
     """Splits of the context and their merge; where the bound has one split only, or partial results would be too many,
-    one launch that walks whole contexts. Equal bits: splits lie at absolute positions."""
+    one launch that walks whole contexts. Without a work list programs of a tile share its splits in turn. Equal bits:
+    splits lie at absolute positions."""
     rows, query_heads, head_dim = q.shape
     requests, kv_heads = context_lens.shape[0], k_cache.shape[1]
     groups = query_heads // kv_heads
     half = q.dtype is torch.bfloat16
-    tile = max(32 if half else 16, power_of_2(groups))
+    tile = tile_of(groups, q.dtype)
     tile_rows = tile // groups
     one_tile = int(max_query <= tile_rows)
     tiles = requests if one_tile else _ceil(rows, tile_rows) + requests
@@ -218,41 +220,40 @@ def plan_paged_attention(
     mask_width = 0 if tree_mask is None else tree_mask.shape[1]
     tree = 0 if tree_mask is None else 1 if mask_width <= _MASK_BITS else 2
     shared = {"HQ": query_heads, "HKV": kv_heads, "D": head_dim, "SPLIT": SPLIT_TOKENS, "TILE": tile, "WIDTH": width}
-    launches = [
-        Launch(
+    walk = shared | {"BLOCK_TOKENS": block_tokens, "KEYS": 32 if half else 16, "TREE": tree, "PRECISION": "ieee"}
+    strides, scale_log2 = (block_tables.stride(0), block_tables.stride(1)), scale * 1.4426950408889634  # in base 2
+    given = q, k_cache, v_cache, block_tables, query_offsets, context_lens
+    if work is not None and not whole:
+        first = Launch(
+            kernel=attention.attend_items,
+            grid=(programs_of(kv_heads), kv_heads),
+            arguments=(*given, work, mask, sums, stats, rows, *strides, mask_width, splits, scale_log2),
+            constants=walk,
+            stages=_ATTENTION_STAGES,
+            registers=168,
+        )
+    else:
+        first = Launch(
             kernel=attention.attend,
             grid=(tiles + (padding_tiles if whole else 0), kv_heads, lanes),
             arguments=(
-                q,
-                k_cache,
-                v_cache,
-                block_tables,
-                query_offsets,
-                context_lens,
+                *given,
                 mask,
                 sums,
                 stats,
                 rows,
                 requests,
-                block_tables.stride(0),
-                block_tables.stride(1),
+                *strides,
                 mask_width,
                 one_tile,
                 splits,
-                scale * 1.4426950408889634,  # scores in base 2
+                scale_log2,
             ),
-            constants=shared
-            | {
-                "BLOCK_TOKENS": block_tokens,
-                "KEYS": 32 if half else 16,
-                "TREE": tree,
-                "APART": not whole,
-                "PRECISION": "ieee",
-            },
+            constants=walk | {"APART": not whole},
             stages=_ATTENTION_STAGES,
             registers=192 if half and whole else 168,
         )
-    ]
+    launches = [first]
     if not whole:
         launches.append(
             Launch(
@@ -278,6 +279,7 @@ def paged_attention(
     max_query: int,
     max_context: int,
     scale: float,
+    work: Tensor | None = None,
     run: Run = run_plan,
 ) -> Tensor:
     q = q.contiguous()
@@ -298,6 +300,7 @@ def paged_attention(
         max_query,
         max_context,
         scale,
+        work,
         out,
     )
 

@@ -31,7 +31,8 @@ _SCHEMAS = (
     " float eps, Tensor(a!) k_cache, Tensor(b!) v_cache) -> Tensor",
     "swiglu(Tensor gate_up) -> Tensor",
     "paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_tables, Tensor query_offsets,"
-    " Tensor context_lens, Tensor? tree_mask, int block_tokens, int max_query, int max_context, float scale) -> Tensor",
+    " Tensor context_lens, Tensor? tree_mask, int block_tokens, int max_query, int max_context, float scale,"
+    " Tensor? work=None) -> Tensor",
     "linear(Tensor x, Tensor weight, Tensor? bias, bool float32_out) -> Tensor",
     "head(Tensor hidden, Tensor weight) -> Tensor",
     "sample(Tensor logits, Tensor cutoff, Tensor temperature, Tensor keys, Tensor positions)"
@@ -128,6 +129,7 @@ def _cpu_paged_attention(
     max_query: int,
     max_context: int,
     scale: float,
+    work: Tensor | None = None,
 ) -> Tensor:
     """The oracle over the rows that belong to requests. Bounds are checked, then the lengths themselves are used."""
     rows = int(query_offsets[-1])

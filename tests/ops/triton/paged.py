@@ -4,10 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from models.ops.triton import launch, operators
+from models.ops.triton.work import WorkList
 
 BLOCK_TOKENS = 16
 
@@ -24,11 +26,22 @@ class Paged:
     contexts: Tensor
     mask: Tensor | None
 
-    def attend(self, max_query: int | None = None, max_context: int | None = None) -> Tensor:
-        """By the kernels, which Triton's interpreter runs where there is no device."""
+    def attend(self, max_query: int | None = None, max_context: int | None = None, *, listed: bool = False) -> Tensor:
+        """By the kernels, which Triton's interpreter runs where there is no device. listed: by a work list."""
         kernels = launch if self.q.device.type == "cpu" else operators
-        found: Tensor = kernels.paged_attention(*self._arguments(max_query, max_context))
+        work = self.work(max_query) if listed else None
+        found: Tensor = kernels.paged_attention(*self._arguments(max_query, max_context), work)
         return found
+
+    def work(self, max_query: int | None = None) -> Tensor:
+        """The list that the engine would upload."""
+        rows, query_heads, _ = self.q.shape
+        work = WorkList.of(query_heads, self.keys.shape[1], self.q.dtype)
+        offsets, contexts = self.offsets.cpu().numpy(), self.contexts.cpu().numpy()
+        most = max_query or int(self.offsets.diff().max())
+        numbers = np.full(work.size(len(contexts), rows, most), 2**30, np.int32)
+        work.write(numbers, offsets, contexts, tree=self.mask is not None)
+        return torch.from_numpy(numbers).to(self.q.device)
 
     def expected(self) -> Tensor:
         found: Tensor = operators.paged_attention(*self._arguments(None, None))

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from models.ops.triton import launch
+from models.ops.triton import launch, work
+from models.ops.triton.work import SPLIT_TOKENS
 from tests.ops.triton.paged import Paged, paged
 from tests.params import long
 
@@ -118,6 +119,43 @@ def test_bounds_and_the_way_change_no_bit(tree: int, monkeypatch: pytest.MonkeyP
             patch.setattr(launch, name, value)
             assert_bitwise(case.attend(), expected)
             assert_bitwise(case.attend(100, 900), expected)
+
+
+@settings(max_examples=10, deadline=None)
+@given(
+    requests=st.lists(st.tuples(st.integers(0, 6), st.integers(1, 900)), min_size=1, max_size=4),
+    heads=st.sampled_from([(4, 2, 16), (7, 1, 20), (3, 3, 8)]),
+    tree=st.sampled_from([0, 8, 70]),
+    padding=st.integers(0, 9),
+    programs=st.sampled_from([1, 4, 14]),
+    seed=st.integers(0, 2**31),
+)
+def test_a_work_list_changes_no_bit(
+    requests: list[tuple[int, int]], heads: tuple[int, int, int], tree: int, padding: int, programs: int, seed: int
+) -> None:
+    """Whoever walks a split: the list's programs, or those of its tile in turn."""
+    queries = [rows for rows, _ in requests]
+    contexts = [rows + before for rows, before in requests]
+    if not sum(contexts):
+        return
+    case = paged(queries, contexts, heads=heads, tree=tree, padding=padding, seed=seed)
+    bound = max(*contexts, 2 * SPLIT_TOKENS)  # more than one split: else nothing is listed
+    expected = case.attend(max_context=bound)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(work, "_PROGRAMS", programs)
+        assert_bitwise(case.attend(max_context=bound, listed=True), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, *long(torch.float32)])
+def test_a_work_list_with_a_prompt_chunk_and_a_long_context(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(work, "_PROGRAMS", 10)
+    case = paged([1, WIDEST, 1, 0], [1500, 290, 9, 5], heads=(7, 1, 16), padding=3, dtype=dtype)
+    found = case.attend(listed=True)
+    assert_equals_the_oracle(case, found)
+    assert_bitwise(found, case.attend())
+    assert_bitwise(case.attend(100, 4096, listed=True), found)
 
 
 def test_masks_wider_than_a_word(way: str) -> None:

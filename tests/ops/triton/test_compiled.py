@@ -24,7 +24,7 @@ KERNELS_WITH_WIDE_LOADS = (
     "chunks",
     "cutoff",
 )
-ATTENTION_REGISTERS = {"whole": 192, "split": 168, "merge": 168}
+ATTENTION_REGISTERS = {"whole": 192, "split": 168, "items": 168, "merge": 168}
 
 
 def compiled(tmp_path: Path, sizes: list[str], architectures: list[str]) -> list[dict[str, Any]]:

@@ -73,6 +73,7 @@ class DecoderForward:
                 step.max_query,
                 step.max_context,
                 q.shape[-1] ** -0.5,
+                step.work,
             )
             out = product(attended.view(attended.shape[0], -1), parts["o_proj"])
             normed, total = kernels.add_rms_norm(out, total, _weight(parts["mlp_norm"]), eps)

@@ -21,6 +21,7 @@ from actors.engine.native.forward.rejected_rows import DraftedRows, reject
 from drafter.protocol import GraphCapture
 from models import ops
 from models.ops.triton import operators_take
+from models.ops.triton.work import SPLIT_TOKENS, WorkList
 from models.staging import Download, Upload
 from models.transformer import Transformer, final_states
 from policies.speculation.graph_plan import CapturePlan
@@ -65,6 +66,10 @@ class DeviceSteps:
                 self._device,
             )
         self._forward = forward_of(model, recorded)
+        self._work: WorkList | None = None
+        if by_kernels and blocks * cache.block_tokens > SPLIT_TOKENS:
+            config = model.config
+            self._work = WorkList.of(config.num_heads, config.num_kv_heads, weight.dtype)
         self._graphs: StepGraphs | None = None
         if graph_capture is not None and by_kernels:
             self._graphs = StepGraphs(
@@ -74,6 +79,7 @@ class DeviceSteps:
                 block_tokens=cache.block_tokens,
                 trash_slot=trash_slot,
                 truncated=truncated,
+                work=self._work,
             )
         self._kept, self._logits = self._outputs(0)
 
@@ -92,7 +98,7 @@ class DeviceSteps:
         )
         if self._graphs is not None:
             self._graphs.forget()
-        size_bytes = StepLayout(most, self._trash_slot, self._cache.block_tokens).size_bytes
+        size_bytes = StepLayout(most, self._trash_slot, self._cache.block_tokens, self._work).size_bytes
         self._upload = Upload(size_bytes, self._device)
         # Copies of blocks before a step, moves of accepted nodes and drafted rows after it.
         self._moves = Upload(8 * 5 * max(max_rows, 2 * self._slots), self._device, buffers=4)
@@ -161,7 +167,8 @@ class DeviceSteps:
                 count = len(rows.arrays["tokens"])
                 kept = self._kept[:count].clone() if self._keep_rows else self._kept[:0]
                 return self._fetch(rows.sampled, total, kept, offsets, captured)
-        layout = StepLayout(StepShape.of(rows, self._cache.block_tokens), self._trash_slot, self._cache.block_tokens)
+        block_tokens = self._cache.block_tokens
+        layout = StepLayout(StepShape.of(rows, block_tokens), self._trash_slot, block_tokens, self._work)
         self._upload.send(layout.write(layout.host(self._upload.hosts[self._upload.begin()]), rows))
         step = layout.device(self._upload.device)
         computed, hidden = self._forward(step, self._cache)

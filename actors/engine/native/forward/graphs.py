@@ -17,6 +17,7 @@ from actors.engine.batch.step.types import StepRows
 from actors.engine.native.forward.layout import Array, DeviceStep, StepLayout, StepShape
 from drafter.protocol import GraphCapture, Replay
 from models.ops.triton.operators import kernel_errors
+from models.ops.triton.work import WorkList
 from models.staging import Upload
 from policies.speculation.graph_plan import CapturePlan, GraphShape
 
@@ -80,11 +81,12 @@ class StepGraphs:
         block_tokens: int,
         trash_slot: int,
         truncated: bool = False,
+        work: WorkList | None = None,
         timer: Callable[[], float] = perf_counter,
     ) -> None:
         """compute: what a graph does with its step; reads and leaves everything at addresses that stay. truncated: some
         draws will have top-k or top-p, so every graph cuts; a row without either costs it next to nothing."""
-        self._truncated = truncated
+        self._truncated, self._work = truncated, work
         self._compute, self._graph_capture, self._timer = compute, graph_capture, timer
         self._blocks, self._block_tokens, self._trash_slot = blocks, block_tokens, trash_slot
         self._graphs: dict[tuple[GraphShape, bool], StepGraph] = {}
@@ -138,6 +140,7 @@ class StepGraphs:
                 ),
                 self._trash_slot,
                 self._block_tokens,
+                self._work,
             )
             hosts = [layout.host(host) for host in upload.hosts]
             graph = self._graphs[key] = StepGraph(layout, hosts, layout.device(upload.device))

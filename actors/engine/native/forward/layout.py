@@ -18,7 +18,9 @@ from torch import Tensor
 
 from actors.engine.batch.step.types import StepRows
 from models.manifest import aligned
+from models.ops.triton.work import WorkList
 
+_NO_ROWS = np.zeros(1, np.int32)
 RESERVED_BLOCKS = 1  # behind those that the scheduler hands out: where rows of nobody write
 Array = NDArray[np.generic]
 
@@ -42,6 +44,7 @@ class DeviceStep:
     tree_mask: Tensor | None  # uint8 [T, W], see ops.paged_attention
     max_query: int
     max_context: int
+    work: Tensor | None = None  # of attention: see models.ops.triton.work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,10 +114,10 @@ class Layout:
 
 
 class StepLayout(Layout):
-    """The places of one shape's arrays, and what padding holds there."""
+    """The places of one shape's arrays, and what padding holds there. work: attention takes a list of its work."""
 
-    def __init__(self, shape: StepShape, trash_slot: int, block_tokens: int) -> None:
-        self.shape = shape
+    def __init__(self, shape: StepShape, trash_slot: int, block_tokens: int, work: WorkList | None = None) -> None:
+        self.shape, self._work = shape, work
         rows, draws, requests = shape.rows, shape.draws, shape.requests
         trash = trash_slot + np.arange(rows) % block_tokens
         parts: list[Part] = [
@@ -133,6 +136,8 @@ class StepLayout(Layout):
             parts.append(("sample_rows", np.int64, (draws,), 0))
         if shape.mask_width:
             parts.append(("tree_mask", np.uint8, (rows, shape.mask_width), 0))
+        if work is not None:
+            parts.append(("work", np.int32, (work.size(requests, rows, shape.most),), 0))
         parts.append(("block_tables", np.int32, (shape.blocks, requests), 0))
         super().__init__(parts)
 
@@ -147,7 +152,7 @@ class StepLayout(Layout):
         """The step's arrays, or nobody's at all, into `views` of `host`, padded; bytes from the start that count."""
         arrays: Mapping[str, Array] = {} if step is None else step.arrays
         for name, view in views.items():
-            if name == "block_tables":
+            if name in ("block_tables", "work"):
                 continue
             given = arrays.get(name)
             count = 0 if given is None else len(given)
@@ -164,6 +169,10 @@ class StepLayout(Layout):
                     view[count:] = fill[count:]
                 else:
                     view[count:] = fill
+        if self._work is not None:
+            # Of nobody's rows there is none.
+            offsets, contexts = arrays.get("query_offsets", _NO_ROWS), arrays.get("context_lens", _NO_ROWS[:0])
+            self._work.write(views["work"], offsets, contexts, tree="tree_mask" in arrays)
         tables, used = arrays.get("block_tables"), self._offsets["block_tables"]
         if tables is None:
             return used
