@@ -55,7 +55,7 @@ class WorkList:
         """Into the first numbers of `out`: every split of every tile once, to no program more than one split more than
         to another. query_offsets [requests + 1], context_lens [requests]; tree: rows see all of their request's."""
         programs, tile_rows = self.programs, self.tile_rows
-        counts = np.diff(query_offsets)
+        counts = query_offsets[1:] - query_offsets[:-1]
         if counts.max(initial=0) <= tile_rows:
             request = np.flatnonzero(counts)
             inside = np.zeros_like(request)
@@ -72,7 +72,9 @@ class WorkList:
         total = int(ends[-1]) if len(ends) else 0
         begins = ends - splits
         shares = np.arange(programs + 1) * total // programs
-        cuts = np.unique(np.concatenate((begins, shares[:-1]))) if total else begins[:0]
+        cuts = np.concatenate((begins, shares[:-1])) if total else begins
+        cuts.sort()
+        cuts = cuts[np.concatenate((cuts[:1] < total, cuts[1:] > cuts[:-1]))]
         tile = ends.searchsorted(cuts, side="right")
         out[: programs + 1] = cuts.searchsorted(shares)
         items = out[programs + 1 : programs + 1 + 4 * len(cuts)].reshape(-1, 4)
