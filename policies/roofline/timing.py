@@ -30,7 +30,9 @@ class DeviceRates:
     overlap: float  # p of the p-norm; infinite: bytes and flops hide each other altogether
     kernel_s: float = 1.8e-6  # shortest kernel in a graph
     gap_s: float = 0.7e-6  # between two of them
-    eager_kernel_s: float = 6e-6  # launch without a graph, which the host cannot hide
+    # Of the host, for a launch without a graph: 8 us of Python, torch and Triton (benchmarks.step_host, on an EPYC), and
+    # 2 of CUDA's own, assumed. The host runs ahead of the device: a step takes as long as the slower of the two.
+    eager_kernel_s: float = 10e-6
     tile_s: float  # 64 keys of a head of 128 against 64 rows of queries, by one block
     crowding: float  # by how much a further block on a multiprocessor prolongs the walk of those there
     # Of a weight of four bits, by one multiprocessor of 128 lanes at 1.7 GHz: 10 instructions, as counted in sm_90's
@@ -65,7 +67,7 @@ class StepTime:
     launches: int
     by_part_ms: dict[Part, float]
     host_ms: float
-    launch_ms: float  # what launch floors and gaps add to bytes and flops
+    launch_ms: float  # what launch floors and gaps add to bytes and flops, and without graphs the host's launches
 
     @property
     def decides(self) -> str:
@@ -74,9 +76,9 @@ class StepTime:
         return max(shares, key=shares.__getitem__)
 
 
-def kernel_s(kernel: Kernel, device: Device, rates: DeviceRates = DEFAULT, *, eager: bool = False) -> float:
-    """Seconds of all its launches."""
-    least = (rates.eager_kernel_s if eager else rates.kernel_s + rates.gap_s) * kernel.launches
+def kernel_s(kernel: Kernel, device: Device, rates: DeviceRates = DEFAULT) -> float:
+    """Seconds of all its launches, on the device."""
+    least = (rates.kernel_s + rates.gap_s) * kernel.launches
     return max(least, busy_s(kernel, device, rates) + rates.gap_s * kernel.launches)
 
 
@@ -123,15 +125,17 @@ def time_of(
     floor_s: float = 0.0,
     eager: bool = False,
 ) -> StepTime:
-    """The step that launches these, one after the other."""
+    """The step that launches these, one after the other. eager: without a graph, by a host that runs ahead."""
     parts: dict[Part, float] = {"weights": 0.0, "kv": 0.0, "sampling": 0.0, "rest": 0.0}
     launched, waiting = 0, 0.0
     for kernel in kernels:
-        whole, busy = kernel_s(kernel, device, rates, eager=eager), busy_s(kernel, device, rates)
+        whole, busy = kernel_s(kernel, device, rates), busy_s(kernel, device, rates)
         parts[kernel.part] += min(busy, whole) * 1e3
         waiting += max(0.0, whole - busy) * 1e3
         launched += kernel.launches
     host_ms = (rates.host_s + rates.request_s * requests) * 1e3
+    if eager:
+        waiting += max(0.0, launched * rates.eager_kernel_s * 1e3 - sum(parts.values()) - waiting)
     return StepTime(
         ms=sum(parts.values()) + waiting + host_ms,
         floor_ms=floor_s * 1e3,
