@@ -1,10 +1,11 @@
 """The step table: models by requests by context, with graphs and without, beside floor and prediction."""
 
 from benchmarks.gpu_parts.session import Session, part
-from benchmarks.gpu_parts.stepping import Stepper, fits
+from benchmarks.gpu_parts.stepping import Request, Stepper, fits
 from benchmarks.tools.qwen import network
 from models.transformer import Transformer
-from policies.roofline.timing import step_time
+from policies.roofline.kernels import listed_attention, step_kernels
+from policies.roofline.timing import step_time, time_of
 from policies.speculation.graph_plan import GraphShape
 
 GRID = tuple((batch, context) for context in (1024, 8192, 32_768) for batch in (1, 8, 32, 64))
@@ -43,8 +44,35 @@ def run(session: Session) -> None:
             )
             del stepper, rows
             session.free()
+        _stragglers(session, size, model)
         _histogram(session, size, model)
         del model
+        session.free()
+
+
+def _stragglers(session: Session, size: str, model: Transformer) -> None:
+    """One long context among many short ones, as at the end of a rollout."""
+    net = network(model.config)
+    for batch in (64, 96, 128) if not session.rehearse else (3,):
+        long, short = (8192, 600) if not session.rehearse else (700, 40)
+        if session.left_s < 5 or not fits(model, batch * long):
+            session.row(size=size, running=batch, longest=long, skipped="no time left, or the cache does not fit")
+            continue
+        stepper = Stepper(model, batch, long, batch, graphs=True)
+        rows = stepper.packed([Request(1, long, 1), *[Request(1, short, 1)] * (batch - 1)])
+        stepper.capture(GraphShape("target", batch, 1))
+        contexts = [long, *[short] * (batch - 1)]
+        kernels = [kernel for kernel in step_kernels(net, batch, 1, short) if kernel.part != "kv"]
+        kernels += [listed_attention(net, contexts)] * net.num_layers
+        session.row(
+            size=size,
+            running=batch,
+            longest=long,
+            others=short,
+            graph_ms=session.seconds(stepper.run, rows, repeats=20) * 1e3,
+            predicted_graph_ms=time_of(kernels, session.gpu).ms,
+        )
+        del stepper, rows
         session.free()
 
 

@@ -4,7 +4,7 @@ Owns the list that the CUDA engine is meant to launch (ten per layer, a sampler 
 real step to it. Never says how long anything takes (`policies.roofline.timing`).
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -14,8 +14,8 @@ from config.strategy import Strategy
 
 Part = Literal["weights", "kv", "sampling", "rest"]
 # Of the paged attention kernel (models/ops/triton/launch.py; a test holds them equal): tokens of the context that one
-# block walks, rows of a tile, and the most partial results.
-SPLIT_TOKENS, _TILE, _PARTIAL_BYTES = 256, 32, 256 << 20
+# block walks, rows of a tile, the most partial results, and programs that walk a work list.
+SPLIT_TOKENS, _TILE, _PARTIAL_BYTES, _PROGRAMS = 256, 32, 256 << 20, 396
 _INDEX_BYTES = 8
 _LOGIT_BYTES = 4  # float32 on CUDA
 
@@ -139,6 +139,25 @@ def attention(net: Network, batch: int, rows: int, context: int, split_tokens: i
         flops=4.0 * total * net.query_size * seen,
         launches=1 if splits == 1 else 2,
         walk=Walk(tiles * net.num_kv_heads * splits, keys, min(groups * min(rows, tile_rows), _TILE)),
+    )
+
+
+def listed_attention(net: Network, contexts: Sequence[int]) -> Kernel:
+    """Paged attention of one row each for requests of these contexts, by a work list: programs share all splits evenly,
+    and every one walks its share."""
+    requests, groups = len(contexts), net.num_heads // net.num_kv_heads
+    splits = sum(-(-context // SPLIT_TOKENS) for context in contexts)
+    programs = max(_PROGRAMS // net.num_kv_heads, 1)
+    partial = splits * net.num_heads * (net.head_dim + 2) * 4
+    query = requests * net.query_size * net.item_bytes
+    return Kernel(
+        name="paged_attention",
+        part="kv",
+        read_bytes=sum(contexts) * net.kv_token_bytes // net.num_layers + query + partial,
+        write_bytes=partial + query,
+        flops=4.0 * net.query_size * sum(contexts),
+        launches=2,
+        walk=Walk(min(programs, splits) * net.num_kv_heads, -(-splits // programs) * SPLIT_TOKENS, min(groups, _TILE)),
     )
 
 

@@ -30,8 +30,8 @@ class DeviceRates:
     overlap: float  # p of the p-norm; infinite: bytes and flops hide each other altogether
     kernel_s: float = 1.8e-6  # shortest kernel in a graph
     gap_s: float = 0.7e-6  # between two of them
-    # Of the host, for a launch without a graph: 8 us of Python, torch and Triton (benchmarks.step_host, on an EPYC), and
-    # 2 of CUDA's own, assumed. The host runs ahead of the device: a step takes as long as the slower of the two.
+    # Of the host, for a launch without a graph: 8 us of Python, torch and Triton (benchmarks.step_host, EPYC), and 2 of
+    # CUDA's own, assumed. The host runs ahead of the device: a step takes as long as the slower of the two.
     eager_kernel_s: float = 10e-6
     tile_s: float  # 64 keys of a head of 128 against 64 rows of queries, by one block
     crowding: float  # by how much a further block on a multiprocessor prolongs the walk of those there

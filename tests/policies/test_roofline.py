@@ -1,18 +1,31 @@
 """The predictor of engine steps: against the measured A100 sweep, and its laws."""
 
 from dataclasses import replace
+from itertools import pairwise
 from statistics import fmean
 
+import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.tools.a100_sweep import Cell, cells, fitted, relative_error
+from benchmarks.tools.qwen import network, qwen
 from config.formats import FORMATS
 from config.strategy import PLAIN, Strategy
+from models.ops.triton.work import WorkList
 from policies.roofline.devices import DEVICES
-from policies.roofline.kernels import Kernel, draft_kernels, floor_bytes, launches, step_kernels
-from policies.roofline.timing import DEFAULT, product_s, step_time
+from policies.roofline.kernels import (
+    SPLIT_TOKENS,
+    Kernel,
+    draft_kernels,
+    floor_bytes,
+    launches,
+    listed_attention,
+    step_kernels,
+)
+from policies.roofline.timing import DEFAULT, product_s, step_time, time_of
 from tests.policies.networks import NETWORKS
 
 SWEEP = cells()
@@ -44,6 +57,27 @@ def test_verification_on_the_a100_is_predicted_within_five_percent_on_average() 
     assert len(far) == 10
     assert all(cell.batch * cell.rows == 64 or (cell.context == 4096 and cell.batch >= 32) for cell in far)
     assert max(errors(verifying)) < 0.23
+
+
+def test_attention_with_one_long_context_among_many_takes_what_the_bytes_take() -> None:
+    """Issue 32: 7B, 96 running, one at 8,192 tokens, at most 2.5 ms of attention. And the list is what it is for."""
+    net = network(qwen("7b"))
+
+    def ms(contexts: list[int]) -> float:
+        return time_of([listed_attention(net, contexts)] * net.num_layers, H100).ms - DEFAULT.host_s * 1e3
+
+    bytes_ms = (8192 + 95 * 600) * net.kv_token_bytes / H100.bandwidth_bytes_s * 1e3
+    assert bytes_ms < ms([8192, *[600] * 95]) < min(2.5, 1.3 * bytes_ms)
+    for contexts in ([8192, *[600] * 95], [32_768], [40] * 7):
+        listed = WorkList.of(net.num_heads, net.num_kv_heads, torch.bfloat16)
+        walk = listed_attention(net, contexts).walk
+        numbers = np.zeros(listed.size(len(contexts), len(contexts), 1), np.int32)
+        listed.write(numbers, np.arange(len(contexts) + 1), np.array(contexts), tree=False)
+        begins, items = numbers[: listed.programs + 1], numbers[listed.programs + 1 :].reshape(-1, 4)
+        shares = [items[a:b, 3].sum() for a, b in pairwise(begins)]
+        assert walk is not None
+        assert walk.keys == max(shares) * SPLIT_TOKENS
+        assert walk.blocks == np.count_nonzero(shares) * net.num_kv_heads
 
 
 @pytest.mark.parametrize("name", NETWORKS)
