@@ -99,20 +99,24 @@ def run_plan(plan: Callable[..., list[Launch]], *arguments: Any) -> _Known | Non
 
 
 class LayerCalls:
-    """`run_plan` for the layers of one step, which are alike: of calls by one plan with so many tensors only the first
-    is looked up, and the others are taken to have its shapes, values and device."""
+    """`run_plan` for the layers of one step, which are alike: of calls by one plan only the first is looked up, and the
+    others are taken to have its shapes, values and device."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[Any, int], _Known] = {}
+        self._known: dict[Callable[..., list[Launch]], tuple[_Known, Callable[..., tuple[Tensor, ...]]]] = {}
 
     def __call__(self, plan: Callable[..., list[Launch]], *arguments: Any) -> None:
-        addresses = [x.data_ptr() for x in arguments if isinstance(x, Tensor)]
-        kind = plan, len(addresses)
-        known = self._known.get(kind)
-        if known is not None and _aligned(addresses):
-            _launch(known, addresses, arguments[0].device)
-        elif (found := run_plan(plan, *arguments)) is not None:
-            self._known[kind] = found
+        alike = self._known.get(plan)
+        if alike is not None:
+            known, tensors = alike
+            addresses = [x.data_ptr() for x in tensors(arguments)]
+            if _aligned(addresses):
+                _launch(known, addresses, arguments[0].device)
+                return
+        found = run_plan(plan, *arguments)
+        if found is not None:
+            places = [place for place, x in enumerate(arguments) if isinstance(x, Tensor)]
+            self._known[plan] = found, itemgetter(*places)
 
 
 def _aligned(addresses: list[int]) -> bool:

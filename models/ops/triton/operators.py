@@ -246,7 +246,7 @@ def _cuda_head(hidden: Tensor, weight: Tensor) -> Tensor:
 
 _LIBRARY: Any = torch.library.Library("paceline", "DEF")  # type: ignore[no-untyped-call]
 _ON_CUDA: dict[str, Callable[..., Any]] = {}
-_IN_LAYERS = ("rms_norm", "add_rms_norm", "rope_write", "swiglu", "paged_attention")
+_IN_LAYERS = ("add_rms_norm", "rope_write", "swiglu", "paged_attention")
 for _schema in _SCHEMAS:
     _name = _schema.partition("(")[0]
     _ON_CUDA[_name] = _cuda_head if _name == "head" else launched(_name, "launch", _ON_CPU[_name])
@@ -275,6 +275,6 @@ def is_direct(x: Tensor) -> bool:
 
 
 def layer_operators() -> Any:
-    """CUDA's implementations for the layers of one step, which are alike: each kind of call is looked up once."""
+    """CUDA's implementations for the layers of one step, which are alike: each plan is looked up once."""
     run = import_module(f"{__package__}.direct").LayerCalls()
     return SimpleNamespace(**{name: partial(_ON_CUDA[name], run=run) for name in _IN_LAYERS})

@@ -44,7 +44,7 @@ class DecoderForward:
         angles = model.rope.table(step.tokens.device)
         eps = model.config.rms_norm_eps
         total = F.embedding(step.tokens, model.embed_tokens.weight)
-        normed = kernels.rms_norm(total, blocks[0].input_norm.weight, eps)
+        normed = operators.rms_norm(total, blocks[0].input_norm.weight, eps)  # the only one without a residual
         outputs: dict[int, Tensor] = {}
         for layer, block in enumerate(blocks):
             keys, values = cache.keys[layer], cache.values[layer]
@@ -87,19 +87,19 @@ class DecoderForward:
             return normed, normed
         return torch.cat((*(outputs[layer] for layer in self._recorded), normed), dim=-1), normed
 
-    def _product(self, x: Tensor, projection: nn.Module | None) -> Tensor:
+    def _product(self, x: Tensor, projection: Any) -> Tensor:
+        if type(projection) is Projection:
+            weights = projection._parameters
+            weight, bias = weights["weight"], weights.get("bias")
+            assert weight is not None
+            if self._direct and not projection.invariant:
+                return F.linear(x, weight, bias)  # what `ops.linear` finds out for itself every time
+            return ops.linear(x, weight, bias, invariant=projection.invariant)
         if isinstance(projection, LowBitProjection):
             return ops.low_bit_linear(x, projection.stored, projection.bias)
-        assert isinstance(projection, Projection | SummedProjection)
-        if isinstance(projection, SummedProjection):
-            summed: Tensor = projection(x)
-            return summed
-        weights = projection._parameters
-        weight, bias = weights["weight"], weights.get("bias")
-        assert weight is not None
-        if self._direct and not projection.invariant:
-            return F.linear(x, weight, bias)  # what `ops.linear` finds out for itself every time
-        return ops.linear(x, weight, bias, invariant=projection.invariant)
+        assert isinstance(projection, SummedProjection)
+        summed: Tensor = projection(x)
+        return summed
 
 
 def _weight(norm: nn.Module | None) -> Tensor | None:
