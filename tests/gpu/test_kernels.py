@@ -59,10 +59,11 @@ def case(dtype: torch.dtype, tree: int, padding: int = 3) -> Paged:
 
 
 @DTYPES
+@pytest.mark.parametrize("listed", [True, False], ids=["work list", "lanes"])
 @pytest.mark.parametrize("tree", [0, 64, 80])
-def test_attention_is_its_oracle(tree: int, dtype: torch.dtype) -> None:
+def test_attention_is_its_oracle(tree: int, listed: bool, dtype: torch.dtype) -> None:
     given = case(dtype, tree)
-    found = given.on(DEVICE).attend()
+    found = given.on(DEVICE).attend(listed=listed)
     assert_near(found, given.expected(), dtype)
     assert not found[sum(QUERIES) :].any()
 
@@ -71,10 +72,12 @@ def test_attention_is_its_oracle(tree: int, dtype: torch.dtype) -> None:
 @DTYPES
 @pytest.mark.parametrize("tree", [0, 64])
 def test_a_rows_attention_is_bitwise_its_own(tree: int, dtype: torch.dtype) -> None:
-    """Alone, in the batch, and under larger bounds."""
+    """Alone, in the batch, under larger bounds, and whoever walks it."""
     batch = case(dtype, tree).on(DEVICE)
     found = batch.attend()
     assert_bitwise(batch.attend(512, 65_536), found)
+    assert_bitwise(batch.attend(listed=True), found)
+    assert_bitwise(batch.attend(512, 65_536, listed=True), found)
     for request in range(len(QUERIES)):
         alone, rows = batch.alone(request)
         assert_bitwise(alone.attend(), found[rows])
