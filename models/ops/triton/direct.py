@@ -127,8 +127,10 @@ def _aligned(addresses: list[int]) -> bool:
 
 
 def _launch(known: _Known, addresses: list[int], device: torch.device) -> None:
-    made = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in known.made]
-    values = (*addresses, *[x.data_ptr() for x in made], *known.numbers)
+    if known.made:
+        made = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in known.made]
+        addresses += [x.data_ptr() for x in made]
+    values = (*addresses, *known.numbers)
     stream = driver.active.get_current_stream(device.index or 0)
     for run, grid, kernel, pick in known.launches:
         run(*grid, stream, *kernel, *pick(values))
