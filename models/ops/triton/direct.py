@@ -162,7 +162,7 @@ def _remember(call: tuple[Any, ...], given: list[Tensor], launches: list[Launch]
     known = _Known(
         launches=[
             (
-                kernel.run,  # as Triton's own dispatch calls it, from 3.6 to 3.8
+                kernel.run,  # as Triton's own dispatch calls it in 3.7 and 3.8
                 (*launch.grid, 1, 1)[:3],
                 (kernel.function, kernel.packed_metadata, None, None, None),
                 itemgetter(*[places[id(v)] if isinstance(v, Tensor) else next(behind) for v in values]),

@@ -101,10 +101,12 @@ def launched(name: str, module: str, oracle: Callable[..., Any]) -> Callable[...
         nonlocal launch
         if launch is None:
             launch = getattr(import_module(f"{__package__}.{module}"), name) if installed() else oracle
+        if launch is oracle:
+            return oracle(*arguments)
         try:
             return launch(*arguments, **how)
         except kernel_errors() as error:
-            if isinstance(error, RuntimeError) or launch is oracle:
+            if isinstance(error, RuntimeError):
                 raise
             _LOG.exception(
                 "Triton's kernel of paceline::%s does not run on this device; torch's operations compute it from now "
@@ -112,7 +114,7 @@ def launched(name: str, module: str, oracle: Callable[..., Any]) -> Callable[...
                 name,
             )
             launch = oracle
-            return launch(*arguments)
+            return oracle(*arguments)
 
     return call
 

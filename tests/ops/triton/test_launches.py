@@ -8,7 +8,7 @@ from triton.runtime.errors import OutOfResources
 
 from models.ops import reference
 from models.ops.triton import LAUNCHES, launch, launch_low_bit, operators
-from models.ops.triton.direct import Launch
+from models.ops.triton.direct import Launch, LayerCalls
 from tests.ops.test_operators import arguments
 
 OURS = {name: of for of in (launch, launch_low_bit) for name in LAUNCHES if hasattr(of, name)}
@@ -47,5 +47,6 @@ def test_a_kernel_that_does_not_fit_the_device_leaves_the_operator_to_torch(
     expected = reference.swiglu(*given)
     assert torch.equal(call(*given), expected)
     assert torch.equal(call(*given), expected)
+    assert torch.equal(call(*given, run=LayerCalls()), expected), "of a step's layers"
     assert len(asked) == 1
     assert caplog.text.count("paceline::swiglu") == 1
