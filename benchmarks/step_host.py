@@ -4,8 +4,8 @@ Owns `results/step_host.json`. The engine's device side (`DeviceSteps`: upload, 
 over tensors of the CPU that nobody computes on: Triton launches its kernels of sm_90 into an empty driver
 (`benchmarks.tools.empty_cuda`), and a product of cuBLAS is stood in for by one of 1 x 8 by 8 x 8 and an empty result.
 So every figure, CPU time of one thread, holds Python, torch's and Triton's calls, and neither CUDA's nor cuBLAS's own.
-`planned`: every launch is planned anew and goes through Triton's own dispatch, as it did before `direct`. Not to be run
-with TRITON_INTERPRET.
+`planned`: every launch is planned anew and goes through Triton's own dispatch, as it did before `direct`. `unseen`: a
+step's shapes come for the first time, as a mixed step's usually do. Not to be run with TRITON_INTERPRET.
 """
 
 import ctypes
@@ -84,7 +84,13 @@ def host_ms(size: str, decoding: int, chunk: int, repeats: int) -> dict[str, Any
         stepper = Stepper(model, decoding + 1, CONTEXT, decoding + chunk, graphs=False)
         return partial(stepper.run, stepper.packed(requests))
 
-    ways = {"planned": way(False), "direct": way(True)}
+    seen = way(True)
+
+    def unseen() -> None:
+        direct._known.clear()
+        seen()
+
+    ways = {"planned": way(False), "unseen": unseen, "direct": seen}
     seconds = in_turns(ways, repeats, warm_up=3, clock=time.thread_time)
     found = {name: {"median_ms": median(of) * 1e3, "least_ms": min(of) * 1e3} for name, of in seconds.items()}
     rounded = {name: {key: round(value, 3) for key, value in of.items()} for name, of in found.items()}
@@ -106,10 +112,15 @@ def main(
         stand_in()
         rows = [host_ms(size, *case, repeats) for size in sizes for case in CASES]
     shown = [
-        (row["model"], row["decoding"], row["chunk"], *(row[way]["median_ms"] for way in ("planned", "direct")))
+        (
+            row["model"],
+            row["decoding"],
+            row["chunk"],
+            *(row[way]["median_ms"] for way in ("planned", "unseen", "direct")),
+        )
         for row in rows
     ]
-    print(markdown("model | decoding | chunk | planned, ms | direct, ms", shown))
+    print(markdown("model | decoding | chunk | planned, ms | unseen shapes, ms | direct, ms", shown))
     write(out, QUESTION, {"rows": rows}, settings={"threads": 1, "repeats": repeats, "context": CONTEXT})
 
 
