@@ -19,7 +19,7 @@ from actors.engine.native import engine as engine_module
 from actors.engine.native.engine import NativeEngine
 from config.formats import low_bit_format
 from config.strategy import Strategy
-from contracts.rollout import EngineWindow, Marker, Request, Rollout, SamplingParams, StopRule
+from contracts.rollout import EngineWindow, Finished, Marker, Request, Rollout, SamplingParams, StopRule
 from models.checkpoint import init_model, load_model, save_model
 from models.transformer import Transformer
 from policies.speculation.chooser import AdaptivePolicy
@@ -273,14 +273,10 @@ def test_what_checks_won_is_the_steps_that_they_spared(model: Transformer, hosti
     texts = answers(before)
     if hostile:  # right in the token that is drawn with the prompt, wrong behind it
         texts = {i: np.concatenate([text[:1], (text[1:] + 1) % VOCAB]) for i, text in texts.items()}
-    windows: list[EngineWindow] = []
-    again = core.generate(
-        with_early(
-            [replace(request, request_id=request.request_id + 100) for request in requests],
-            {i + 100: text for i, text in texts.items()},
-        ),
-        lambda event: windows.append(event) if isinstance(event, EngineWindow) else None,
-    )
+    late = [replace(request, request_id=request.request_id + 100) for request in requests]
+    events = list(core.stream(with_early(late, {i + 100: text for i, text in texts.items()})))
+    again = {event.rollout.request_id: event.rollout for event in events if isinstance(event, Finished)}
+    windows = [event for event in events if isinstance(event, EngineWindow)]
     assert [again[i + 100].tokens.tolist() for i in texts] == [before[i].tokens.tolist() for i in texts]
     uses = [window.early for window in windows if window.early is not None]
     won_s = sum(use.saved_s for use in uses)
