@@ -1,1 +1,1 @@
-"""Ray actors, and below them, without Ray: engine, training, data, rewards, environments, spot."""
+"""Ray actors. The subpackages work without Ray: engine, training, data, rewards, environments, spot."""

@@ -1,4 +1,4 @@
-"""What every part of a driver is given: the loop in which it waits, who is told what happens, and the clocks."""
+"""Context of the driver's parts: the event loop, the observer, log files, and the clocks."""
 
 import time
 from collections.abc import Callable
@@ -21,8 +21,8 @@ class Context:
 
     @property
     def clock(self) -> Callable[[], float]:
-        """Monotonic."""
+        """The monotonic clock, in seconds."""
         return self.loop.clock
 
     def check(self) -> None:
-        """For whoever waits long: raises where the run was asked to stop."""
+        """Raise if a stop was requested. Long waits call it."""

@@ -1,7 +1,8 @@
-"""The coordinator's home in a cluster: a Ray actor, restarted wherever it dies. Owns nothing but its start.
+"""Ray actor that hosts the coordinator and is restarted wherever it dies. It only starts and stops the service.
 
-Workers and the driver speak to it over ZeroMQ, people over gRPC; Ray only starts it, and tells where it is. It stays on
-the driver's node, so that the address file in the run's folder outlives it: its successor takes over the same ports.
+Workers and the driver connect to it over ZeroMQ, people over gRPC; Ray only starts it and provides its address. It
+stays on the driver's node, so that the address file in the run's folder outlives it and its successor uses the same
+ports.
 """
 
 import logging
@@ -21,8 +22,10 @@ _log = logging.getLogger(__name__)
 
 
 class CoordinatorActor:
-    """An actor by `ray.remote(CoordinatorActor)`. What CoordinatorService raises at its first start, every call raises:
-    of what a constructor raises, Ray passes on a text only."""
+    """An actor by `ray.remote(CoordinatorActor)`.
+
+    If CoordinatorService raises at the first start, every call raises that error, because Ray passes only the text of
+    an exception from a constructor."""
 
     def __init__(
         self,
@@ -33,9 +36,9 @@ class CoordinatorActor:
         run: str = "",
         log: str | None = None,
     ) -> None:
-        """workers: who may register, at first. run: whose coordinators follow one another. log: see log_to."""
+        """workers: those that may register, at first. run: its coordinators succeed one another. log: see log_to."""
         log_to(log, "coordinator")
-        # A bug ends the process: Ray starts another, which asks the workers for the truth.
+        # A bug ends the process: Ray starts another, which requests the workers' state.
         end = partial(os._exit, 1)
         self._started: CoordinatorService | Exception
         try:
@@ -60,20 +63,20 @@ class CoordinatorActor:
 
     @ray.method
     def admit(self, worker: str) -> None:
-        """It may register too; to be said again to an actor that was restarted."""
+        """Allow another worker to register. Repeat the call for a restarted actor."""
         self._service.admit(worker)
 
     @ray.method
     def drain(self, node: str, reason: str) -> None:
-        """No drafter is trained on this node (its address, or Ray's id) any more, nor by a successor of this one."""
+        """Train no drafter on this node (its address, or Ray's node id) any more. Applies to successors too."""
         self._service.control(Drain(node=node, reason=reason))
 
     @ray.method
     def undrain(self, node: str) -> None:
-        """The node may train again, or has gone."""
+        """Allow training on the node again; also called once the node is gone."""
         self._service.control(Undrain(node=node))
 
     @ray.method
     def endpoint(self) -> str:
-        """For WorkerClient and DriverClient: tcp://host:port."""
+        """Return the address for WorkerClient and DriverClient: tcp://host:port."""
         return self._service.endpoint

@@ -1,8 +1,8 @@
-"""The online data buffer of one node, as a Ray actor. Owns the copies of the records that it keeps; never trains.
+"""The online data buffer of one node, as a Ray actor. Holds copies of the records; never trains.
 
-Records come as references to objects of the node's object store and are copied into this process, once: what its makers
-put there may go when they do, and the byte limit holds exactly. Answers go through the object store; a reader of the
-node maps them without a copy. It outlives trainers and rollout workers; started anew after a loss it is empty.
+Records arrive as references to objects of the node's object store and are copied once into this process. The originals
+can thus disappear with their owners, and the byte limit is exact. Answers go through the object store; a reader on the
+node maps them without a copy. The buffer outlives trainers and rollout workers; it is empty after a restart.
 
     buffer = ray.remote(DataBufferActor).options(num_cpus=0, max_restarts=-1).remote(options, seed=0)
     buffer.add.remote([ray.put(records)])                              # records: list[SequenceRecord]
@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 
 class DataBufferActor:
-    """See the module docstring. All methods run on one event loop and answer between two copies of a sequence."""
+    """See the module docstring. All methods run on one event loop and yield between copies of sequences."""
 
     def __init__(self, options: BufferOptions, seed: int = 0, name: str = "buffer", log: str | None = None) -> None:
         """log: see log_to."""
@@ -45,9 +45,10 @@ class DataBufferActor:
 
     @ray.method
     async def add(self, refs: Sequence[Any], source: str = "") -> int:
-        """Keep the records (each reference: a list of them); how many were added. What is lost with its maker, or
-        takes longer than FETCH_TIMEOUT_S to come, is left out and logged. `source`: what else comes from it, made again
-        after a loss, is left out."""
+        """Add the records (each reference: a list of them) and return how many were added.
+
+        A list is skipped and logged if its owner is lost or the fetch exceeds FETCH_TIMEOUT_S. `source`: a later list
+        with the same source, repeated after a loss, is skipped."""
         added = 0
         for ref in refs:
             try:
@@ -71,7 +72,7 @@ class DataBufferActor:
 
     @ray.method
     async def sample(self, tokens: int, version: int) -> list[SequenceRecord]:
-        """See DataBuffer.sample."""
+        """Return sampled records; see DataBuffer.sample."""
         return self._buffer.sample(tokens, version)
 
     @ray.method

@@ -1,8 +1,7 @@
-"""Episodes outside the driver: a Ray actor around a user's environment, and the pool through which the driver asks
-many.
+"""Episodes outside the driver: a Ray actor around a user's environment, and the driver's pool of these actors.
 
-Owns which worker plays which episode, and their replacement. Nothing of an episode is lost with a worker: every call
-brings all actions so far, so another one plays it again up to there. Never decides what is sampled, and never waits.
+Assigns episodes to workers and replaces lost workers. A lost worker loses no episode: every call contains all actions
+so far, so another worker replays them. It samples nothing and never blocks.
 
     pool = EnvironmentPool(options, context)
     pool.begin()
@@ -27,12 +26,12 @@ from config.environments import EnvironmentOptions
 from contracts.environments import EnvironmentAnswer, EnvironmentCall
 
 _log = logging.getLogger(__name__)
-_MAX_LOSSES = 3  # workers that one call may lose
+_MAX_LOSSES = 3  # workers that one call may lose before it fails
 _CLOSE_TIMEOUT_S = 5.0
 
 
 class EnvironmentWorker:
-    """Make it an actor with `ray.remote(EnvironmentWorker)`. Calls run side by side on its event loop."""
+    """A Ray actor by `ray.remote(EnvironmentWorker)`. Calls run concurrently on its event loop."""
 
     def __init__(self, options: EnvironmentOptions, name: str, log: str | None = None) -> None:
         """log: see log_to."""
@@ -44,7 +43,7 @@ class EnvironmentWorker:
 
     @ray.method
     async def play(self, call: EnvironmentCall) -> EnvironmentAnswer:
-        """See EnvironmentHost.play."""
+        """Play one call; see EnvironmentHost.play."""
         answer = await self._host.play(call)
         if answer.error is not None:
             _log.warning("an environment failed: %s", answer.error)
@@ -71,7 +70,7 @@ class _EnvironmentSlot:
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentArrived:
-    """What Ray brings of what is awaited of an environment worker: a value, or an exception in place of it."""
+    """Result of a pending call to an environment worker: a value, or an exception instead."""
 
     ref: "ray.ObjectRef[EnvironmentAnswer]"
     value: Any
@@ -87,26 +86,26 @@ class EnvironmentPool:
         *,
         actor_options: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
-        """`actor_options`: Ray's, for each worker whenever it starts. The observer is told of
+        """`actor_options`: Ray's, evaluated at each worker's start. The observer gets the event
         environment_worker_replaced."""
         self._options, self._context, self._actor_options = options, context, actor_options
-        # A worker answers something within this, as long as it has anything to answer: a close, a factory, a reset.
+        # While it has calls, a worker answers one within this time: a close, a factory, a reset.
         self._silence_s = 3 * options.timeout_s + START_TIMEOUT_S
         self._round = 0
         self._workers = [self._start(index) for index in range(options.workers)]
 
     def begin(self) -> None:
-        """Another round: whatever is still open is of no interest any more."""
+        """Start another round and drop the open calls."""
         self._round += 1
         for worker in self._workers:
             worker.asked.clear()
 
     def play(self, key: int, call: EnvironmentCall) -> None:
-        """Ask; returns at once. All calls of an episode go to one worker, as long as it lives."""
+        """Send a call; returns at once. All calls of an episode go to one worker while it lives."""
         self._ask(_TurnTask(key, replace(call, round=self._round)))
 
     def receive(self, arrived: EnvironmentArrived) -> list[tuple[int, EnvironmentAnswer]]:
-        """What has been answered, or has failed."""
+        """Return the answers, or failures, that the event resolves."""
         for index, worker in enumerate(self._workers):
             if (task := worker.asked.pop(arrived.ref, None)) is not None:
                 worker.heard_s = self._context.clock()
@@ -116,7 +115,7 @@ class EnvironmentPool:
         return []
 
     def look(self) -> list[tuple[int, EnvironmentAnswer]]:
-        """Replace workers that are silent; what has failed with them."""
+        """Replace silent workers, and return the calls that failed with them."""
         found: list[tuple[int, EnvironmentAnswer]] = []
         for index, worker in enumerate(self._workers):
             if worker.asked and self._context.clock() - worker.heard_s > self._silence_s:
@@ -130,7 +129,7 @@ class EnvironmentPool:
         self.close()
 
     def close(self) -> None:
-        """End the workers and their processes. Twice is fine."""
+        """End the workers and their processes. Idempotent."""
         if closing := [worker.handle.close.remote() for worker in self._workers]:
             ray.wait(closing, num_returns=len(closing), timeout=_CLOSE_TIMEOUT_S)
         for worker in self._workers:
@@ -146,8 +145,8 @@ class EnvironmentPool:
         self._context.loop.expect(ref, partial(EnvironmentArrived, ref))
 
     def _lost(self, index: int, first: _TurnTask | None, error: Exception) -> list[tuple[int, EnvironmentAnswer]]:
-        """A worker is gone, or silent: all that it had is asked again of another one."""
-        if isinstance(error, RayTaskError) and first is not None:  # it lives: the call itself failed, as none should
+        """Replace a lost or silent worker, and repeat its calls on the new one."""
+        if isinstance(error, RayTaskError) and first is not None:  # the call itself failed, which is a bug
             return [(first.key, EnvironmentAnswer(error=_line(error)))]
         worker = self._workers[index]
         tasks = [*([first] if first is not None else []), *worker.asked.values()]

@@ -1,4 +1,4 @@
-"""An engine on all GPUs of a reservation, of which Ray shows its worker some. Owns asking which the others are."""
+"""An engine on all GPUs of a reservation, although Ray shows its worker only some. Finds the other GPUs."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,23 +9,23 @@ from ray.util.placement_group import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 T = TypeVar("T", covariant=True)
-_ASKING = 0.01  # of a GPU: a task that says which one a bundle has
+_ASKING = 0.01  # of a GPU: for a task that reports the GPU of its bundle
 
 
 @dataclass(frozen=True, slots=True)
 class GroupEngine(Generic[T]):
     """An engine factory for a rollout worker whose group has several bundles: the engine gets the GPUs of all of them.
 
-    Asks in the worker, at every start: after a lost node the group may be on another one, with other GPUs.
+    Finds them in the worker, at every start: after a lost node the group may be on another one, with other GPUs.
     """
 
-    spawn: Callable[..., T]  # of `gpus`, the GPUs that the engine sees; None: those that this process sees
-    timeout_s: float  # for the answer; a bundle has it in seconds
+    spawn: Callable[..., T]  # called with `gpus`, the GPUs for the engine; None: those visible to this process
+    timeout_s: float  # for the tasks' answers, which take seconds
 
     def __call__(self) -> T:
-        """Raises ray.exceptions.GetTimeoutError."""
+        """Start the engine. Raises ray.exceptions.GetTimeoutError."""
         group = get_current_placement_group()
-        if group is None:  # an engine without a reservation: it may use all that it sees
+        if group is None:  # no reservation: the engine may use all visible GPUs
             return self.spawn()
         ask: Any = ray.remote(num_cpus=0, num_gpus=_ASKING, max_retries=0)(ray.get_gpu_ids)
         asked = [

@@ -1,8 +1,8 @@
-"""Who an actor is to people: its name in `ray list actors`, and where its lines go. Knows nothing of Ray.
+"""An actor's visible identity: its name in `ray list actors`, and the destination of its lines. Independent of Ray.
 
-An actor's lines are its log records and what its child processes write to stderr. They go to its own stderr, which
-Ray's dashboard shows, and to a file in the run's folder, if that can be reached from its node. What a child writes in
-one call is bounded (`ChildPrints`): user code that prints without end cannot fill the disk.
+An actor's lines are its log records and its child processes' stderr. They go to its own stderr, which Ray's dashboard
+shows, and to a file in the run's folder, if its node can reach that. A child's output per call is bounded
+(`ChildPrints`), so that endless prints of user code cannot fill the disk.
 """
 
 import logging
@@ -17,23 +17,24 @@ from typing import Any, TextIO
 
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _PACKAGES = ("actors", "config", "contracts", "coordinator", "drafter", "launch", "models", "planner", "policies")
-PRINTS_BYTES = 1 << 16  # of what user code prints in one call
-_PIPE_BYTES = 1 << 16  # what a pipe of Linux holds
-_ABOVE = __name__.removesuffix("actors.identity")  # "paceline." where it was installed from a wheel
+PRINTS_BYTES = 1 << 16  # limit of user code's output per call
+_PIPE_BYTES = 1 << 16  # capacity of a pipe on Linux
+_ABOVE = __name__.removesuffix("actors.identity")  # "paceline." if installed from a wheel
 _log = logging.getLogger(__name__)
 _given: Counter[str] = Counter()
 _file: TextIO | None = None
 
 
 def unique_name(name: str) -> str:
-    """`name` the first time, then `name.2`, `name.3`: Ray refuses a name until its last bearer is really gone."""
+    """Return `name` the first time, then `name.2`, `name.3`: Ray refuses a name until its last holder is gone."""
     _given[name] += 1
     return name if _given[name] == 1 else f"{name}.{_given[name]}"
 
 
 def log_to(path: str | None, name: str) -> None:
-    """From now on, this process's lines go to the file `path` too, after those of an earlier process. None: nothing
-    changes. A file that cannot be written costs the file, never the actor."""
+    """Also append this process's lines to the file `path`; None: do nothing.
+
+    If the file cannot be written, the actor continues without it."""
     global _file
     if path is None:
         return
@@ -53,9 +54,9 @@ def log_to(path: str | None, name: str) -> None:
 
 
 class ChildPrints:
-    """The stderr of a child process that runs user code, copied to this actor's lines: at most PRINTS_BYTES of a call.
+    """Copies a user-code child's stderr to this actor's lines, at most PRINTS_BYTES per call.
 
-    Give `writer` to the child as its stderr, then call `started`. Nothing here waits.
+    Pass `writer` to the child as its stderr, then call `started`. Never blocks.
     """
 
     def __init__(self) -> None:
@@ -68,7 +69,7 @@ class ChildPrints:
         os.close(self.writer)
 
     def take(self) -> bool:
-        """Copy what has been written, one pipe's capacity at most; False: nobody can write any more."""
+        """Copy available output, at most one pipe's capacity; return False once no writer is left."""
         try:
             part = os.read(self.reader, _PIPE_BYTES)
         except BlockingIOError:
@@ -80,8 +81,8 @@ class ChildPrints:
         return bool(part)
 
     def renew(self) -> None:
-        """A call is over: copy the rest, say how much was left out, and count from zero."""
-        for _ in range(2):  # the pipe holds no more, unless somebody goes on printing
+        """Finish a call: copy the rest, report the omitted bytes, and reset the count."""
+        for _ in range(2):  # a pipe's capacity, unless the child prints on
             if not self.take():
                 break
         if self._left_out:
@@ -89,19 +90,19 @@ class ChildPrints:
         self._room, self._left_out = PRINTS_BYTES, 0
 
     def close(self) -> None:
-        """The child has ended."""
+        """Copy the rest and close; the child has ended."""
         self.renew()
         os.close(self.reader)
 
 
 def _write(text: bytes) -> None:
-    with suppress(OSError):  # a full disk costs the lines, never the call
+    with suppress(OSError):  # a full disk loses lines but does not fail the call
         while text:
             text = text[os.write(2 if _file is None else _file.fileno(), text) :]
 
 
 def ended(status: int | None) -> str:
-    """How a child process ended, by its exit status; None: it has not."""
+    """Return how a child process ended, by its exit status; None: it is still running."""
     if status is None:
         return "it closed the descriptor of its answers"
     try:
@@ -111,7 +112,7 @@ def ended(status: int | None) -> str:
 
 
 class _Tee:
-    """A text stream and a copy of it in a file, without the lines that Ray writes for itself (`:actor_name:...`)."""
+    """A text stream copied to a file, without Ray's own lines (`:actor_name:...`)."""
 
     def __init__(self, stream: TextIO, copy: TextIO) -> None:
         self._stream, self._copy = stream, copy

@@ -1,4 +1,4 @@
-"""One learner rank as a Ray actor: a Trainer, and its way into the process group. No decisions of its own.
+"""One learner rank as a Ray actor: a Trainer, and its way into the process group. LearnerGroup makes the decisions.
 
 torch is imported when the rank joins, so the driver can import this module without it.
 """
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerSpec:
-    """What every rank is built from."""
+    """The configuration of every rank."""
 
     model: ModelOptions
     learner: LearnerOptions
@@ -50,12 +50,12 @@ class LearnerSpec:
     seed: int
     quantization: Quantization  # rollout.quantization
     adapters_only: bool  # see Trainer
-    pace: Pace | None = None  # of experiments
+    pace: Pace | None = None  # for experiments
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a rank runs."""
+    """A rank's node and process."""
 
     node_id: str
     node_ip: str
@@ -64,31 +64,32 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class PublishedDelta:
-    """Beside a whole buffer: what changed since the one before."""
+    """The changes from the version published before, beside a whole buffer."""
 
     base_version: int
-    ref: "ray.ObjectRef[Any] | None"  # None: it would be larger than was asked for
+    ref: "ray.ObjectRef[Any] | None"  # None: it would exceed the requested limit
     total_bytes: int
     changed: float  # share of the elements
-    seconds: float  # to find out
+    seconds: float  # time to compute it
 
 
 def fix_threads(threads: int) -> None:
-    """Before torch is imported: teams of exactly so many threads, whatever the environment says. OpenMP and MKL may
-    take fewer when the machine is busy; a weight gradient over more than some 750 tokens is then added up in another
-    order, and every later loss differs."""
+    """Fix the number of OpenMP and MKL threads, before torch is imported and whatever the environment says.
+
+    They may otherwise use fewer when the machine is busy. A weight gradient over more than about 750 tokens is then
+    summed in another order, and every later loss differs."""
     os.environ.update(OMP_NUM_THREADS=str(threads), OMP_DYNAMIC="FALSE", MKL_DYNAMIC="FALSE")
 
 
 class LearnerRank:
-    """Methods are called on all ranks at once by LearnerGroup; see Trainer for what they do."""
+    """LearnerGroup calls every method on all ranks at once; see Trainer for details."""
 
     def __init__(self, spec: LearnerSpec, index: int, size: int, log: str | None = None) -> None:
         """log: see log_to."""
         log_to(log, f"learner-{index}")
-        if ray.is_initialized() and ray.get_runtime_context().get_actor_id() is not None:  # a process of its own
-            # Ray's handler raises SystemExit wherever the rank is: a checkpoint takes that for a failed write, and says
-            # so. A rank that is told to end has nothing to hand over: it ends.
+        if ray.is_initialized() and ray.get_runtime_context().get_actor_id() is not None:  # its own process
+            # Ray's handler raises SystemExit anywhere in the rank, and a checkpoint would report it as a failed write.
+            # The rank has nothing to hand over, so it just ends.
             on_sigterm(partial(os._exit, 1))
         self._spec, self._index, self._size = spec, index, size
         self._trainer: Trainer | None = None
@@ -96,16 +97,16 @@ class LearnerRank:
         self._published: ray.ObjectRef[Any] | None = None
         self._manifest: WeightsManifest | None = None  # of `_published`
         self._delta: ray.ObjectRef[Any] | None = None
-        self._version = 0  # of the weights: what was published last
+        self._version = 0  # of the last published weights
         self._weights_store: Any = None
         self._sender: Sender | None = None
         self._recording_plan: RecordingPlan | None = None
         self._buffer: Any = None
         self._recorded: ray.ObjectRef[Any] | None = None
         self._pacer = None if spec.pace is None else Pacer(spec.pace, "learner")
-        # Before torch is imported. OpenMP threads spin while they wait: long spins cost 2x and more where cores are
-        # shared (a supervised step on 2 cores with 3 others busy: 0.31 s, with this 0.14 s), none costs 25 % where they
-        # are not (0.041 s, with this 0.043 s, passive 0.052 s).
+        # Before torch is imported. OpenMP threads spin while they wait. Long spins cost 2x and more on shared cores (a
+        # supervised step on 2 cores with 3 others busy: 0.31 s, with this 0.14 s). No spins cost 25 % on free cores
+        # (0.041 s, with this 0.043 s, passive 0.052 s).
         os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
     def __repr__(self) -> str:
@@ -113,12 +114,12 @@ class LearnerRank:
 
     @ray.method
     def place(self) -> Place:
-        """Answers once the actor runs."""
+        """Return node and process, once the actor runs."""
         return Place(ray.get_runtime_context().get_node_id(), str(ray.util.get_node_ip_address()), os.getpid())  # type: ignore[no-untyped-call]
 
     @ray.method
     def open_rendezvous(self, host: str, timeout_s: float) -> int:
-        """Rank 0: open the store; its port."""
+        """Open the rendezvous store (rank 0) and return its port."""
         from actors.training.parallel import open_store
 
         self._store = open_store(host, self._size, timeout_s)
@@ -126,13 +127,13 @@ class LearnerRank:
 
     @ray.method
     def join(self, host: str, port: int, ranks_on_node: int, start_timeout_s: float) -> str:
-        """Form the group (if there are others) and build the model. What it computes with, in words: on a CPU the
+        """Form the group (if there are others) and build the model. Return a description of what computes; on a CPU the
         numbers depend on it."""
         options = self._spec.learner
         threads = options.threads_of(ranks_on_node)
         fix_threads(threads)
         if ranks_on_node == self._size and sys.platform == "linux":
-            os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # the host name may resolve to an address nobody listens on
+            os.environ["GLOO_SOCKET_IFNAME"] = "lo"  # the host name may resolve to an address without a listener
         import torch
 
         from actors.training.parallel import Rank, join_group, join_store
@@ -167,7 +168,7 @@ class LearnerRank:
     def record_into(
         self, buffers: Mapping[str, Any], max_bytes: int, fused: tuple[int, int, int] | None, eagle3: bool, seed: int
     ) -> None:
-        """From now on `train_step` hands hidden states to this node's data buffer (handles of DataBufferActor by node
+        """Send hidden states of every later `train_step` to this node's data buffer (handles of DataBufferActor by node
         id). `eagle3`: with the outputs of the layers `fused`, by default the usual ones."""
         from actors.training.recording import RecordingPlan
         from drafter.eagle.model import fused_layers
@@ -186,12 +187,12 @@ class LearnerRank:
 
     @ray.method
     def rest(self, optimizer: bool) -> None:
-        """Until the next step others need this rank's device."""
+        """Free this rank's device memory for others until the next step."""
         self._ready.rest(optimizer=optimizer)
 
     @ray.method
     def train_step(self, sequences: Sequence[TrainSequence], asked: int | None = None) -> StepResult:
-        """One RL step on all of these (each rank takes its share)."""
+        """Run one RL step on all of these (each rank takes its share)."""
         recording, begin_s = self._step_recording(), 0.0 if self._pacer is None else self._pacer.clock()
         temperature = self._spec.temperature
         result = self._ready.rl_step(sequences, temperature=temperature, asked=asked, recording=recording)
@@ -202,35 +203,36 @@ class LearnerRank:
         spent = ", ".join(f"{phase} {seconds:.2f} s" for phase, seconds in result.seconds.items())
         _log.info("learned from %d sequences: %s", len(sequences), spent or "nothing to do")
         if recording is not None and recording.records:
-            # The buffer copies it; until the next step it has the time to. Nobody waits for it.
+            # The buffer copies it before the next step; nothing waits for that.
             self._recorded = ray.put(recording.records)
             self._buffer.add.remote([self._recorded], source=f"learner-{self._index} of version {self._version}")
         return result
 
     @ray.method
     def reference_kl(self, sequences: Sequence[TrainSequence]) -> "dict[int, NDArray[np.float32]]":
-        """KL to the reference of each token of this rank's share, by the sequence's index."""
+        """Return each token's KL to the reference for this rank's share, by sequence index."""
         return self._ready.reference_kl(sequences, temperature=self._spec.temperature)
 
     @ray.method
     def sft_step(self, demonstrations: Sequence[Demonstration]) -> StepResult:
-        """One supervised optimizer step on all of these."""
+        """Run one supervised optimizer step on all of these."""
         return self._ready.sft_step(demonstrations)
 
     @ray.method
     def publish(
         self, version: int, masters: bool = False, delta_share: float = 0.0
     ) -> "tuple[WeightsManifest, ray.ObjectRef[Any], float, PublishedDelta | None] | None":
-        """Rank 0: manifest, the buffer in the object store, owned by this actor, the seconds that rounding took, and a
-        delta from what was published before (see LearnerGroup.publish); None from the others. `masters`: see
-        Trainer.publish."""
+        """Publish the weights (rank 0; the others return None). `masters`: see Trainer.publish.
+
+        Returns the manifest, the buffer in the object store (owned by this actor), the seconds of quantisation, and a
+        delta from the weights published before (see LearnerGroup.publish)."""
         published = self._ready.publish(version, masters=masters)
         self._version = version
         if published is None:
             return None
         manifest, buffer = published
         delta = self._delta_to(manifest, buffer, delta_share) if delta_share > 0 else None
-        self._published = ray.put(buffer)  # the previous version is released here, unless somebody still reads it
+        self._published = ray.put(buffer)  # releases the previous version, unless somebody still reads it
         self._manifest = manifest
         return manifest, self._published, self._ready.quantise_s, delta
 
@@ -251,7 +253,7 @@ class LearnerRank:
 
     @ray.method
     def open_weights_store(self, host: str, timeout_s: float) -> str:
-        """Rank 0: open the store in which hand-offs of weights are agreed on; its address."""
+        """Open the store for weight hand-offs (rank 0) and return its address."""
         from actors.training.parallel import open_store
 
         self._weights_store = open_store(host, 1, timeout_s)
@@ -259,12 +261,12 @@ class LearnerRank:
 
     @ray.method
     def weights_layout(self, masters: bool) -> tuple[tuple[TensorSpec, ...], int]:
-        """How published weights lie in their buffer, and its size in bytes."""
+        """Return the layout of published weights in their buffer, and its size in bytes."""
         return self._ready.published_layout(masters=masters)
 
     @ray.method
     def send_weights(self, terms: Terms, store: str, masters: bool) -> Sent | None:
-        """Hand the weights over piece by piece, in step with the other ranks; what was sent, from rank 0. `store`: the
+        """Send the weights piece by piece, in step with the other ranks; rank 0 returns the result. `store`: the
         address that rank 0 opened."""
         from actors.handoff.send import Sender
 
@@ -278,8 +280,9 @@ class LearnerRank:
 
     @ray.method
     def keep_weights(self, version: int, checksum: int, masters: bool) -> "NDArray[np.uint8] | None":
-        """Rank 0: the buffer of what was sent under this version, for those who come later; None from the others. All
-        ranks are called, before the next step."""
+        """Return the buffer of the weights sent under this version, for late workers (rank 0; the others return None).
+
+        Called on all ranks, before the next step."""
         published = self._ready.publish(version, masters=masters)
         if published is None:
             return None
@@ -290,7 +293,7 @@ class LearnerRank:
 
     @ray.method
     def save(self, directory: str) -> None:
-        """This rank's part of the checkpoint."""
+        """Save this rank's part of the checkpoint."""
         self._ready.save(directory)
         _log.info("saved to %s", directory)
 

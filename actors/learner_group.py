@@ -1,7 +1,7 @@
-"""The learner as the driver sees it: one object, synchronous calls, a deadline on each. Importable without torch.
+"""The driver's interface to the learner: one object, synchronous calls, a deadline on each. Importable without torch.
 
-Owns the rank actors: their start, their rendezvous, and finding out which of them is lost. A lost rank ends the group
-(FSDP2 shards cannot be replaced in flight); the driver then makes another one (launch.failover).
+Manages the rank actors: their start, their rendezvous, and the detection of a lost one. A lost rank ends the group
+(FSDP2 shards cannot be replaced in flight); the driver then makes a new one (launch.failover).
 """
 
 import contextlib
@@ -32,18 +32,18 @@ from contracts.training import Demonstration, StepResult, TrainSequence
 from models.manifest import TensorSpec, WeightsManifest
 from policies.roofline.pace import Pace
 
-GRACE_S = 10.0  # after a first failure: time for the cause to show, since peers of a dead rank fail too, often earlier
+GRACE_S = 10.0  # after a first failure, to find its cause: peers of a dead rank fail too, often earlier
 CLOSE_S = 10.0
-_LOOK_S = 1.0  # between two looks at ranks that start
-_PING_S = 2.0  # between two questions whether they are there
+_LOOK_S = 1.0  # between two checks of starting ranks
+_PING_S = 2.0  # between two pings of the ranks
 STARTING = frozenset({"start", "rendezvous"})  # calls of the constructor: LearnerLostError.call
 
 
 @dataclass(frozen=True, slots=True)
 class WeightsSending:
-    """A hand-off that the ranks are busy with."""
+    """A running hand-off of weights."""
 
-    first: Offer  # to receiver 0; to the others but for the number
+    first: Offer  # for receiver 0; the others differ in the number only
     sent: Callable[[], Sent]
     keep: "Callable[[int], ray.ObjectRef[Any]]"
 
@@ -51,8 +51,9 @@ class WeightsSending:
         return replace(self.first, receiver=receiver)
 
     def finish(self) -> "tuple[Sent, WeightsManifest, ray.ObjectRef[Any]]":
-        """Wait for the ranks. What was sent, its manifest, and its buffer for whoever did not get it or comes later:
-        the ranks begin to make that now, nobody waits for it but who loads it. Raises LearnerLostError."""
+        """Wait for the ranks. Return the result, its manifest, and its buffer for workers that missed it or join later.
+
+        The ranks start to make that buffer now; only its readers wait for it. Raises LearnerLostError."""
         sent = self.sent()
         manifest = WeightsManifest(sent.version, sent.checksum, self.first.tensors, sent.total_bytes)
         return sent, manifest, self.keep(sent.checksum)
@@ -60,8 +61,10 @@ class WeightsSending:
 
 @dataclass(frozen=True, slots=True)
 class StepUnderWay:
-    """An RL step that the learner works on. `result` waits for it, and raises what `train_step` does; `ended`, at once:
-    somebody has answered, or is lost."""
+    """A running RL step of the learner.
+
+    `result` waits for it, and raises the errors of `train_step`. `ended` returns at once whether a rank has answered or
+    is lost."""
 
     result: Callable[[], StepResult]
     ended: Callable[[], bool] = lambda: False
@@ -69,7 +72,7 @@ class StepUnderWay:
 
 @dataclass(frozen=True, slots=True)
 class RanksAwaited:
-    """A group starts, and not all of its ranks are up yet."""
+    """Event: a group is starting, and not all of its ranks are up yet."""
 
     waited_s: float
 
@@ -94,10 +97,10 @@ class LearnerGroup:
         pace: Pace | None = None,
     ) -> None:
         """`actor_options(rank)`: Ray actor options of a rank (placement group, num_cpus, num_gpus, resources).
-        `context`: default: of a learner alone, as for a warm start. Its loop is told RanksAwaited about every second
-        until all ranks are up; what the reaction raises ends the start. `pace`: of experiments.
+        `context`: by default a learner's without a driver, as for a warm start. Its loop receives RanksAwaited about
+        every second until all ranks are up; an exception of the reaction ends the start. `pace`: for experiments.
 
-        Raises LearnerLostError if a rank does not come up, and what the rank raised if it cannot build the model.
+        Raises LearnerLostError if a rank does not come up, and the rank's own error if it cannot build the model.
         """
         spec = LearnerSpec(
             model=model,
@@ -111,14 +114,14 @@ class LearnerGroup:
             pace=pace,
         )
         self._timeout_s, self._context = learner.timeout_s, context or Context()
-        self._pings: list[Any] = []  # not answered yet
+        self._pings: list[Any] = []  # unanswered
         self._ping_s, self._lost_one = 0.0, False
         self._weights_store: str | None = None
-        self._layouts: dict[bool, tuple[tuple[TensorSpec, ...], int]] = {}  # of the masters, or of what rollouts have
+        self._layouts: dict[bool, tuple[tuple[TensorSpec, ...], int]] = {}  # by `masters`
         self._sendings = 0
-        self.quantise_s = 0.0  # that rank 0 spent in rounding what was published or sent last
-        self.delta: PublishedDelta | None = None  # to what was published last
-        self._rests: bool | None = None  # whether with the optimizer; None: never asked
+        self.quantise_s = 0.0  # rank 0's time for quantisation in the last publish or send
+        self.delta: PublishedDelta | None = None  # of the last published weights
+        self._rests: bool | None = None  # whether to free the optimizer's state too; None: no rest requested yet
         self._rested = False
         size = learner.ranks
         self._places = [Place("?", "?", 0)] * size
@@ -138,7 +141,7 @@ class LearnerGroup:
                 port = self._wait(
                     "rendezvous", start_timeout_s, [self._ranks[0].open_rendezvous.remote(host, start_timeout_s)]
                 )[0]
-            self.computes_with = self._wait(  # one rank's answer; they are alike
+            self.computes_with = self._wait(  # of one rank; all are alike
                 "start",
                 deadline_s - time.monotonic(),
                 [
@@ -164,8 +167,8 @@ class LearnerGroup:
         layers: tuple[int, int, int] | None = None,
         seed: int = 0,
     ) -> None:
-        """From now on every `train_step` hands hidden states of its sequences to data buffers (handles by node id), at
-        most `max_bytes` per rank. `eagle3`: with the outputs of `layers`, by default the usual three."""
+        """Send hidden states of every later `train_step` to data buffers (handles by node id), at most `max_bytes` per
+        rank. `eagle3`: with the outputs of `layers`, by default the usual three."""
         self._call(
             "record_into",
             self._timeout_s,
@@ -183,23 +186,24 @@ class LearnerGroup:
         self._ask("begin", optimizer, total_steps)
 
     def rest(self, *, optimizer: bool) -> None:
-        """Until the next step engines need the devices: ranks give back what torch keeps for them, and the optimizer's
-        state too if `optimizer`. Once asked for, they also do so at the end of every `send`, before they are busy with
-        the store's copy."""
+        """Free the devices for engines until the next step: ranks release torch's cached memory, and the optimizer's
+        state too if `optimizer`.
+
+        After the first call, they also do so at the end of every `send`, before they make the store's copy."""
         self._rests = optimizer
         if not self._rested:
             self._ask("rest", optimizer)
             self._rested = True
 
     def train_step(self, sequences: Sequence[TrainSequence], step: int = 0, *, asked: int | None = None) -> StepResult:
-        """One RL step on these sequences, in this order. `step` is for error messages only. `asked`: responses that
-        were asked for in it, learned from or not; needed by aggregation fixed_mean_token_sum_norm."""
+        """Run one RL step on these sequences, in this order. `step` is for error messages only. `asked`: number of
+        responses requested in it, trained on or not; required by aggregation fixed_mean_token_sum_norm."""
         return self.begin_step(sequences, step, asked=asked).result()
 
     def begin_step(
         self, sequences: Sequence[TrainSequence], step: int = 0, *, asked: int | None = None
     ) -> StepUnderWay:
-        """As `train_step`, but does not wait for it. No other call of the learner before its `result`."""
+        """Start `train_step` without waiting. Call no other method of the learner before its `result`."""
         shared, name, begun_s = ray.put(list(sequences)), f"train_step {step}", time.monotonic()
         refs = self._begin(name, "train_step", shared, asked)
 
@@ -210,15 +214,17 @@ class LearnerGroup:
         return StepUnderWay(result, lambda: bool(ray.wait(refs, num_returns=1, timeout=0, fetch_local=False)[0]))
 
     def reference_kl(self, sequences: Sequence[TrainSequence], step: int = 0) -> list[NDArray[np.float32]]:
-        """KL to the reference, by the estimator `objective.kl`, of every response token under the current weights: [T]
-        for each sequence, in their order; advantages are not looked at. For KL in the reward."""
+        """Return the KL to the reference of every response token under the current weights, by the estimator
+        `objective.kl`.
+
+        [T] for each sequence, in their order; advantages are ignored. For KL in the reward."""
         shared = ray.put(list(sequences))
         parts = self._call(f"reference_kl {step}", self._timeout_s, "reference_kl", shared)
         found = {index: values for part in parts for index, values in part.items()}
         return [found[index] for index in range(len(sequences))]
 
     def sft_step(self, demonstrations: Sequence[Demonstration]) -> StepResult:
-        """One supervised optimizer step on these demonstrations."""
+        """Run one supervised optimizer step on these demonstrations."""
         shared = ray.put(list(demonstrations))
         result: StepResult = self._ask("sft_step", shared)[0]
         return result
@@ -226,11 +232,14 @@ class LearnerGroup:
     def publish(
         self, version: int, *, masters: bool = False, delta_share: float = 0.0
     ) -> "tuple[WeightsManifest, ray.ObjectRef[Any]]":
-        """The current weights as (manifest, reference to a uint8 numpy buffer), as rollouts have them, or the adapters
-        that engines make them of (`adapters_only`); `masters`: all weights, in model.dtype. The buffer is owned by rank
-        0's actor, which keeps the newest one; older ones live as long as somebody holds their reference.
-        `delta_share`: what changed since the one before goes beside it, as `delta`, if it is not larger than this share
-        of the buffer; 0: nobody looks. After a rank was lost there is none before."""
+        """Return the current weights as (manifest, reference to a uint8 numpy buffer).
+
+        They are in the rollouts' form, or only the adapters that engines merge (`adapters_only`); `masters`: all
+        weights, in model.dtype. Rank 0's actor owns the buffer and keeps the newest; older ones live as long as a
+        reference exists.
+
+        `delta_share`: also set `delta`, the changes since the last publish, if its size is at most this share of the
+        buffer; 0: compute none. There is no earlier version after the loss of a rank."""
         self.delta = None
         published = self._ask("publish", version, masters, delta_share)[0]
         assert published is not None
@@ -241,8 +250,9 @@ class LearnerGroup:
     def send(
         self, version: int, *, receivers: int, way: Way, limit_s: float, masters: bool = False
     ) -> "WeightsSending":
-        """Begin to hand the current weights to so many engines, piece by piece; does not wait for them. `limit_s`: for
-        all of it. `masters`: see `publish`. No other call of the learner before `finish`."""
+        """Start to send the current weights to this many engines, piece by piece; does not wait for them.
+
+        `limit_s`: for all of it. `masters`: see `publish`. Call no other method of the learner before `finish`."""
         if self._weights_store is None:
             opened = self._ranks[0].open_weights_store.remote(self._places[0].node_ip, self._timeout_s)
             self._weights_store = self._wait("send", self._timeout_s, [opened])[0]
@@ -274,7 +284,7 @@ class LearnerGroup:
             return result
 
         def keep(checksum: int) -> "ray.ObjectRef[Any]":
-            # All gather, rank 0 has it.
+            # All ranks gather; rank 0 holds the result.
             kept = [rank.keep_weights.remote(version, checksum, masters) for rank in self._ranks]
             first: ray.ObjectRef[Any] = kept[0]
             return first
@@ -282,8 +292,8 @@ class LearnerGroup:
         return WeightsSending(offer, sent, keep)
 
     def lost(self) -> bool:
-        """Whether a rank has ended, as far as is known: for whoever looks often while nobody waits for one. It is cheap
-        and never waits; the next call says which, and why."""
+        """Return whether a rank is known to have ended, for frequent polling. It is cheap and never waits; the next
+        call raises the error with rank and reason."""
         if self._ranks and (now_s := time.monotonic()) >= self._ping_s:
             self._pings = self._pings or [rank.place.remote() for rank in self._ranks]
             there, self._pings = ray.wait(self._pings, num_returns=len(self._pings), timeout=0, fetch_local=False)
@@ -296,11 +306,11 @@ class LearnerGroup:
         return self._lost_one
 
     def check(self) -> None:
-        """All ranks answer. Raises LearnerLostError."""
+        """Check that all ranks answer. Raises LearnerLostError."""
         self._call("check", self._timeout_s, "place")
 
     def save(self, directory: str | Path) -> None:
-        """Weights, optimizer, schedule and RNG into a directory that all ranks see. For `write_checkpoint`."""
+        """Save weights, optimizer, schedule and RNG into a directory that all ranks see. For `write_checkpoint`."""
         self._ask("save", str(directory))
 
     def load(self, directory: str | Path) -> None:
@@ -312,7 +322,7 @@ class LearnerGroup:
         self._ask("export", str(directory))
 
     def close(self, grace_s: float = CLOSE_S) -> None:
-        """End all ranks; never raises, never waits longer than grace_s. Twice is fine."""
+        """End all ranks; never raises, never waits longer than grace_s. Idempotent."""
         ranks, self._ranks = self._ranks, []
         if grace_s > 0 and ranks:
             with contextlib.suppress(RayError):
@@ -334,18 +344,18 @@ class LearnerGroup:
         return self._call(method, self._timeout_s, method, *arguments)
 
     def _call(self, name: str, timeout_s: float, method: str, *arguments: object) -> list[Any]:
-        """As `_ask`, with a time limit and a name for what may be said of the call."""
+        """Same as `_ask`, with a time limit and a name of the call for messages."""
         return self._wait(name, timeout_s, self._begin(name, method, *arguments))
 
     def _begin(self, name: str, method: str, *arguments: object) -> list[Any]:
         if not self._ranks:
             raise RuntimeError(f"learner.{name}: the learner group is closed")
-        self._rested = False  # whatever it is, it may need the optimizer
+        self._rested = False  # any call may need the optimizer
         return [getattr(rank, method).remote(*arguments) for rank in self._ranks]
 
     def _wait(self, name: str, timeout_s: float, refs: list[Any], begun_s: float | None = None) -> list[Any]:
-        """Results of refs (rank i's is refs[i]), or the failure that explains the others. `begun_s`: when the time
-        began to run; default: now."""
+        """Return the results of refs (rank i's is refs[i]), or raise the failure that explains the others. `begun_s`:
+        start of the time limit; default: now."""
         begin_s = time.monotonic() if begun_s is None else begun_s
         deadline_s, starting = begin_s + timeout_s, name in STARTING
         pending, failures = list(refs), dict[int, RayError]()
@@ -375,12 +385,13 @@ class LearnerGroup:
         raise self._explain(name, timeout_s, failures, [refs.index(ref) for ref in pending])
 
     def _explain(self, name: str, timeout_s: float, failures: dict[int, RayError], silent: list[int]) -> Exception:
-        """A dead rank is the cause; else what a rank raised itself; else a rank that did not answer."""
+        """Return the cause: a dead rank; else an error raised by a rank; else a rank without an answer."""
         for index, error in sorted(failures.items()):
             if isinstance(error, RayActorError | GetTimeoutError):
                 return self._lost(index, name, *self._why(index, error))
         raised = [e.cause for _, e in sorted(failures.items()) if isinstance(e, RayTaskError)]
-        # A rank whose peer fails sees a broken connection (RuntimeError of torch.distributed): not the reason.
+        # A rank whose peer fails sees a broken connection (RuntimeError of torch.distributed): a consequence, not the
+        # cause.
         raised.sort(key=lambda cause: type(cause).__name__ in ("DistBackendError", "DistNetworkError", "RuntimeError"))
         if raised and isinstance(raised[0], Exception):
             return raised[0]
@@ -391,7 +402,7 @@ class LearnerGroup:
         return self._lost(silent[0], name, f"no answer in {timeout_s:g} s ({key})", "silent")
 
     def _why(self, index: int, error: RayError) -> tuple[str, LossKind]:
-        """In our words: Ray's are a paragraph with the actor's class and ids, and the logs have them."""
+        """Describe the loss briefly: Ray's text is a paragraph with class and ids, and is in the logs."""
         pid, text = self._places[index].pid, str(error)
         if isinstance(error, OutOfMemoryError) or "OutOfMemory" in text or "memory pressure" in text:
             return f"its process {pid} was ended because its node ran out of memory", "memory"

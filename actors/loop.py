@@ -1,12 +1,11 @@
-"""The driver's one queue of events, and the one place where it waits.
+"""The driver's one event queue, and the only place where it waits.
 
-Whatever happens is an event: an answer of Ray's (`expect`), what another thread heard (`post`), what a part of the
-driver has to say to another (`tell`). Who waits, for whatever it is, waits in `turn`, `wait` or `answers`: there every
-event is handled by the reactions (launch.run.reactions), in order, and the clock is looked at after each turn. So
-nothing that must not wait does, whatever the driver waits for.
+Events are Ray's answers (`expect`), messages from other threads (`post`), and messages between parts of the driver
+(`tell`). Every wait is in `turn`, `wait` or `answers`. There, the reactions (launch.run.reactions) handle every event
+in order, and the clock is checked after each turn. So no wait delays the handling of other events.
 
-`ray.wait` goes through everything that is awaited whenever anything arrives. Here an arrival costs the same whatever
-else is awaited, and brings its value, which nobody has to ask for.
+`ray.wait` examines every pending reference at each arrival. Here an arrival has constant cost, however many references
+are pending, and contains its value.
 """
 
 import time
@@ -23,65 +22,67 @@ from ray import ObjectRef, ObjectRefGenerator
 
 Waitable: TypeAlias = "ObjectRef[Any] | ObjectRefGenerator"
 Refs = list["ObjectRef[Any]"]
-SLICE_S = 0.25  # the clock is looked at this often when nothing arrives
+SLICE_S = 0.25  # the clock is checked this often without an arrival
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What there was is handled: time to look at the clock."""
+    """Event after all pending ones: time to check deadlines."""
 
 
 LOOK = Look()
-_WOKEN = (None, None)  # nothing but a reason to look again
+_WOKEN = (None, None)  # a wake-up without an event
 
 
 class EventLoop:
-    """Everything but `post`, and what Ray calls, is for the thread that decides. Until somebody reacts all is kept."""
+    """Event queue of one thread; only `post` and Ray's callbacks may run on others. Events are kept until
+    `react_with`."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
         self._react: Callable[[Any], None] | None = None
         self._queue: SimpleQueue[tuple[Waitable | None, Any]] = SimpleQueue()  # from any thread
-        self._arrived: deque[tuple[Waitable | None, Any]] = deque()  # taken, not handled yet
-        self._held: deque[tuple[Waitable | None, Any]] = deque()  # not to be handled now
-        # By waitable: the event that its value makes, and the reference, which Ray would forget if nobody held it.
+        self._arrived: deque[tuple[Waitable | None, Any]] = deque()  # taken from the queue, not handled yet
+        self._held: deque[tuple[Waitable | None, Any]] = deque()  # postponed to the next turn
+        # By waitable: the event made of its value, and the reference, which keeps Ray's object alive.
         self._awaited: dict[Waitable, tuple[Callable[[Any], Any], ObjectRef[Any]]] = {}
 
     def react_with(self, reactions: Callable[[Any], None]) -> None:
-        """From now on events are handled by these."""
+        """Handle all further events with these reactions."""
         self._react = reactions
 
     # Events.
 
     def post(self, event: Any) -> None:
-        """From any thread."""
+        """Add an event from any thread."""
         self._queue.put((None, event))
 
     def tell(self, event: Any) -> None:
-        """It is handled before anybody goes on waiting."""
+        """Add an event that is handled before any wait continues."""
         self._arrived.append((None, event))
 
     def hold(self, event: Any) -> None:
-        """Within its handling: not now. It comes again, before others, in the next turn."""
+        """Postpone an event during its handling. It returns first in the next turn."""
         self._held.append((None, event))
 
     def expect(self, waitable: Waitable, event: Callable[[Any], Any]) -> None:
-        """An answer; of a stream its next object, or its end: the one before has been consumed (`next`). What `event`
-        makes of its value, or of the exception in place of it, is handled, unless it is forgotten before."""
+        """Register a pending answer, or a stream's next object or end once the one before was consumed (`next`).
+
+        `event` makes an event from the value, or from the exception in its place, unless `forget` comes first."""
         ref = waitable
-        if isinstance(ref, ObjectRefGenerator):  # it knows its next object's name; Ray has no public call for that
+        if isinstance(ref, ObjectRefGenerator):  # it knows the next object's name, but Ray has no public call for it
             [ref] = ref._get_next_ref_n(1)
         self._awaited[waitable] = event, ref
-        ref._on_completed(partial(self._put, waitable))  # as ObjectRef.future does it
+        ref._on_completed(partial(self._put, waitable))  # the same way as ObjectRef.future
 
     def forget(self, waitable: Waitable) -> None:
-        """Whatever comes of it is of no interest any more."""
+        """Ignore the answer."""
         self._awaited.pop(waitable, None)
 
     # Waiting.
 
     def turn(self, timeout_s: float = 0.0) -> None:
-        """Handle all that is there, at most `timeout_s` later; then look at the clock."""
+        """Handle all pending events, waiting at most `timeout_s` for the first; then check the clock."""
         self._take(timeout_s)
         if self._react is None:
             self._held.extend(arrived for arrived in self._arrived if arrived != _WOKEN)
@@ -95,11 +96,11 @@ class EventLoop:
 
     @property
     def told(self) -> bool:
-        """Something is to be handled before anybody goes on waiting."""
+        """Whether events must be handled before a wait continues."""
         return bool(self._arrived)
 
     def wait(self, until: Callable[[], bool], deadline_s: float = inf) -> bool:
-        """Whether that held before the deadline."""
+        """Wait for the condition, and return whether it held before the deadline."""
         if self._held:
             self.turn()
         while self.told or not until():
@@ -109,7 +110,7 @@ class EventLoop:
         return True
 
     def answers(self, refs: "Sequence[ObjectRef[Any]]", timeout_s: float) -> tuple[Refs, Refs]:
-        """Those that are there within so long, and those that are not."""
+        """Return the references that are ready within the timeout, and the others."""
         deadline_s = self.clock() + timeout_s
         there, late = ray.wait(list(refs), num_returns=len(refs), timeout=0) if refs else ([], [])
         self.wake_for(late)
@@ -120,13 +121,13 @@ class EventLoop:
         return there, late
 
     def wake_for(self, refs: "Sequence[ObjectRef[Any]]") -> None:
-        """Whoever waits looks again when one of these is there."""
+        """Wake a waiting turn when one of these is ready."""
         for ref in refs:
             ref._on_completed(partial(self._wake, ref))
 
     def _handle(self) -> None:
         assert self._react is not None
-        while self._arrived:  # by whoever waits within, too; an exception leaves the rest
+        while self._arrived:  # also when called within a reaction; an exception keeps the rest
             waitable, value = self._arrived.popleft()
             if waitable is None and value is not None:
                 self._react(value)

@@ -1,4 +1,4 @@
-"""One node's watch of its cloud's metadata service, as a Ray actor on that node. Owns a thread, and what it has heard.
+"""Watch of one node's cloud metadata service, as a Ray actor on that node. Runs a thread and queues its events.
 
 watcher = ray.remote(NoticeWatcher).options(num_cpus=0, scheduling_strategy=on_that_node).remote(options, node_id)
 events = ray.get(watcher.heard.remote())     # answers when there is something: Watching, SpotNotice, Withdrawn, ...
@@ -18,7 +18,7 @@ from config.spot import SpotOptions
 
 
 def agent_of(node_id: str) -> str:
-    """As whom a node asks, in a proxy's log."""
+    """Return a node's user agent, for a proxy's log."""
     return f"paceline (Ray node {node_id})"
 
 
@@ -38,7 +38,7 @@ class NoticeWatcher:
 
     @ray.method
     async def heard(self) -> list[WatchEvent]:
-        """What is new since the last answer; waits until there is something. The first call begins the watch."""
+        """Return the events since the last answer, waiting for the first. The first call starts the watch."""
         if not self._begun:
             self._begun = True
             loop = asyncio.get_running_loop()
@@ -50,12 +50,12 @@ class NoticeWatcher:
 
     @ray.method
     async def drained(self, holds: bool) -> None:
-        """Whether nothing of the run is left on the node."""
+        """Set whether nothing of the run is left on the node."""
         (self._drained.set if holds else self._drained.clear)()
 
     def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
         def tell(event: WatchEvent) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: the actor is going away
+            with contextlib.suppress(RuntimeError):  # the loop is closed: the actor is ending
                 loop.call_soon_threadsafe(self._events.put_nowait, event)
 
         http = Http(self._options.base_url, agent_of(self._node_id))

@@ -1,7 +1,7 @@
-"""Makes parts of a run last as long as a Pace says: whoever did the work sleeps for the rest.
+"""Paces parts of a run to the durations of a Pace: the process that did the work sleeps for the rest.
 
-Owns the sleep and the tally of what came too late: work that took this machine longer than the pace, which a paced
-run cannot show. For experiments; no product path has a Pacer.
+Counts the late parts: work that took this machine longer than its pace, which a paced run cannot represent. For
+experiments; no product path has a Pacer.
 """
 
 import json
@@ -18,17 +18,17 @@ _WRITE_S = 0.5  # between two writes of the tally
 
 @dataclass(slots=True)
 class Tally:
-    """Of one kind of part."""
+    """Totals of one kind of part."""
 
     count: int = 0
     late: int = 0  # took longer than its pace
-    own_s: float = 0.0  # the work itself
-    paced_s: float = 0.0  # as it should last
-    spent_s: float = 0.0  # as it did last
+    own_s: float = 0.0  # duration of the work itself
+    paced_s: float = 0.0  # intended duration
+    spent_s: float = 0.0  # actual duration
 
 
 class Pacer:
-    """Of one process. `clock`: the one by which the paced part is timed, in seconds."""
+    """Pacer of one process. `clock`: the clock of the paced part, in seconds."""
 
     def __init__(
         self,
@@ -38,14 +38,14 @@ class Pacer:
         clock: Callable[[], float] = perf_counter,
         sleeps: Callable[[float], None] = sleep,
     ) -> None:
-        """`part`: the process, in the tally's file name."""
+        """`part`: name of the process, for the tally's file."""
         self.pace, self.clock, self._sleep = pace, clock, sleeps
         self.tallies: dict[str, Tally] = {}
         self._path = Path(pace.tally_dir) / f"{part}-{os.getpid()}.json" if pace.tally_dir else None
         self._written_s = -_WRITE_S
 
     def hold(self, kind: str, begin_s: float, device_s: float) -> None:
-        """Return when `device_s` seconds of the device have passed since `begin_s` of the clock; at once if late."""
+        """Return once `device_s` seconds of the device have passed since `begin_s` of the clock; at once if late."""
         own_s, wanted_s = self.clock() - begin_s, device_s * self.pace.scale
         tally = self.tallies.setdefault(kind, Tally())
         tally.count += 1
@@ -60,14 +60,14 @@ class Pacer:
             self.write()
 
     def stretch(self, kind: str, begin_s: float) -> None:
-        """Let host work since `begin_s` last `scale` times as long: the device's host would take as long as ours. It is
-        never late, and not counted."""
+        """Stretch host work since `begin_s` to `scale` times its duration: the device's host is assumed to take as long
+        as ours. It is never late, and not counted."""
         own_s, scale = self.clock() - begin_s, max(self.pace.scale, 1.0)
         self._sleep(own_s * (scale - 1))
         self.tallies.setdefault(kind, Tally()).spent_s += own_s * scale
 
     def write(self) -> None:
-        """Write the tally, if there is a place for it."""
+        """Write the tally, if it has a file."""
         if self._path is not None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             found, beside = (
@@ -80,7 +80,7 @@ class Pacer:
 
 
 def read_tallies(folder: Path) -> dict[str, Tally]:
-    """By kind, summed over the processes that wrote into `folder`."""
+    """Return tallies by kind, summed over the processes that wrote into `folder`."""
     total: dict[str, Tally] = {}
     for path in sorted(folder.glob("*.json")):
         for kind, values in json.loads(path.read_text(encoding="utf-8")).items():

@@ -1,7 +1,7 @@
-"""Where actors run: from a plan (actors/placement_plan.py) to Ray placement groups, and from those to actor options.
+"""Placement of actors: Ray placement groups from a plan (actors/placement_plan.py), and actor options from those.
 
-Owns the plan's reservation, with a deadline and an error that says what is missing, and the places of workers that come
-later: each is a reservation of its own, that nobody waits for, and is given back by itself. It starts no actors.
+Reserves the plan, with a deadline and an error that names the missing resources. Later workers get reservations of
+their own, which nobody waits for and which are released one by one. It starts no actors.
 
     with place(config) as placement:                       # config: the configuration tree
         ray.remote(LearnerRank).options(**placement.learner_options(rank)).remote(...)
@@ -33,19 +33,19 @@ from config.tree import Config
 
 T = TypeVar("T")
 _NODE_ID = "ray.io/node-id"  # Ray's own label of every node
-_SLICE_S = 1.0  # of waiting for places, before a wish to stop is looked for
-_FIRST_WORD_S, _NEXT_WORD_S = 5.0, 60.0  # of waiting, before what is missing is told, and told again
-_FEW = 16  # groups that Ray is asked about one by one; a list of all of a cluster's costs as much as some more
+_SLICE_S = 1.0  # longest wait before a stop request is checked
+_FIRST_WORD_S, _NEXT_WORD_S = 5.0, 60.0  # of waiting, before the first report, between reports
+_FEW = 16  # groups that are queried singly; one query for all costs as much as a few more
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Of a rollout worker."""
+    """The place of a rollout worker."""
 
     group: PlacementGroup
     slot: Slot
-    own: bool  # the group is nobody else's, and goes with the worker
+    own: bool  # the group is the worker's alone, and is released with it
 
 
 class Placement:
@@ -55,16 +55,16 @@ class Placement:
         self.plan = plan
         self._groups = groups
         self._timeout_s = timeout_s
-        self._vacant = [_Place(groups[slot.group], slot, own=False) for slot in plan.workers]  # planned, nobody's now
+        self._vacant = [_Place(groups[slot.group], slot, own=False) for slot in plan.workers]  # planned and free
         self._places: dict[str, _Place] = {}  # of rollout workers
-        self._left = False  # somebody has left a planned place, whose node may be lost since
-        self._avoid: dict[str, Collection[str]] = {}  # nodes that are none for them, by worker
-        self._said: dict[PlacementGroup, Any] | None = None  # within a look: what Ray says of groups ...
-        self._in_vain: set[frozenset[str]] = set()  # ... and nodes off which no planned place is vacant
+        self._left = False  # a planned place was vacated, and its node may have been lost since
+        self._avoid: dict[str, Collection[str]] = {}  # nodes to avoid, by worker
+        self._said: dict[PlacementGroup, Any] | None = None  # cache of a look: Ray's state of groups ...
+        self._in_vain: set[frozenset[str]] = set()  # ... and sets of avoided nodes without a vacant planned place
 
     @contextmanager
     def look(self) -> Iterator[None]:
-        """Within it Ray is asked about each group once, whatever is asked about many workers' places."""
+        """Query Ray at most once per group inside the block, for any number of workers' places."""
         if self._said is not None:
             yield
             return
@@ -80,20 +80,20 @@ class Placement:
         return _options(self._groups[slot.group], slot)
 
     def missing_learner(self) -> str:
-        """What no node has enough of for a learner rank's place, which was lost with its node; "": all are there."""
+        """Return the missing resources for a learner rank's place that was lost with its node; "": all places exist."""
         for slot in self.plan.learners:
             if not self._node(self._learner_place(slot)):
                 return _lacking_now(self.plan.groups[slot.group])
         return ""
 
     def in_the_way(self, names: Iterable[str]) -> list[str]:
-        """Of these workers, those with places of their own on nodes that could hold a learner's place which is not
-        there; Ray cannot say so while its head restarts."""
+        """Return those of the workers that block a learner's lost place: they have places of their own on nodes that
+        could hold it. Empty while Ray's head restarts."""
         groups = {slot.group for slot in self.plan.learners if not self._node(self._learner_place(slot))}
         wanted = [_on_one_node(self.plan.groups[index]) for index in groups]
         try:
             nodes = {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}  # type: ignore[no-untyped-call]
-        except Exception:  # Ray raises what it likes
+        except Exception:  # Ray raises various exceptions
             _log.warning("the cluster's nodes could not be listed", exc_info=True)
             return []
         where = self.nodes(name for name in names if self.own(name))
@@ -103,9 +103,11 @@ class Placement:
         return _Place(self._groups[slot.group], slot, own=False)
 
     def learners_off(self, avoid: Collection[str]) -> None:
-        """Before a new learner group: after a loss Ray may have reserved again on one of these nodes (ids), or be about
-        to. Then the ranks' group is asked for anew, off them: whoever shares one node with them has lost it too. Out of
-        a group whose workers may be on other nodes they move into one of their own; Ray takes back no part of one."""
+        """Prepare a new learner group: its ranks must not be on these nodes (ids).
+
+        After a loss, Ray may have reserved there again, or be about to. The ranks' group is then requested anew, off
+        them; workers that share its one node have lost it too. If the group's workers may be on other nodes, the ranks
+        move to a group of their own, since Ray cannot release part of a group."""
         shared = {slot.group for slot in self.plan.workers}
         for index in sorted({slot.group for slot in self.plan.learners}) if avoid else ():
             group, nodes = self._groups[index], _asked(self._groups[index]).get("bundles_to_node_id", {})
@@ -121,7 +123,7 @@ class Placement:
             self._places = {name: _moved(place, group, made) for name, place in self._places.items()}
 
     def _part(self, index: int, avoid: Collection[str]) -> None:
-        """The ranks of this group get one of their own."""
+        """Move the ranks of this group into one of their own."""
         old, bundles, learners = self.plan.groups[index], list[Bundle](), list[Slot]()
         for slot in self.plan.learners:
             if slot.group == index:
@@ -133,15 +135,16 @@ class Placement:
         self._groups.append(_create(group, avoid))
 
     def worker_options(self, name: str) -> dict[str, Any]:
-        """Options of a rollout worker, which keeps its place under its name."""
+        """Return the options of a rollout worker, which keeps its place under its name."""
         if name not in self._places:
             self.ask(name)
         place = self._places[name]
         return _options(place.group, place.slot)
 
     def ask(self, name: str, avoid: Collection[str] = ()) -> None:
-        """A place for a rollout worker, not on the nodes `avoid` (ids): a planned one that nobody has, else one more,
-        reserved as soon as there is room. Never waits."""
+        """Request a place for a rollout worker, not on the nodes `avoid` (ids); never waits.
+
+        It is a vacant planned place, else an additional one, reserved as soon as there is room."""
         place = self._take_vacant(avoid)
         if place is None:
             group, slot = self.plan.further
@@ -149,7 +152,8 @@ class Placement:
         self._places[name], self._avoid[name] = place, tuple(avoid)
 
     def ready(self, name: str) -> bool:
-        """Its place is there: the one it waits for, or a planned one, which Ray has reserved on another node since."""
+        """Return whether the place is reserved: the requested one, or a planned one that Ray has since moved to another
+        node."""
         place = self._places[name]
         if self._node(place):
             return True
@@ -160,7 +164,7 @@ class Placement:
         return True
 
     def _take_vacant(self, avoid: Collection[str]) -> _Place | None:
-        """A planned place that nobody has and that is there, not on one of these nodes."""
+        """Take a vacant planned place that is reserved, not on one of these nodes; None if there is none."""
         off, unasked = frozenset(avoid), not (avoid or self._left)
         if off in self._in_vain:
             return None
@@ -180,8 +184,8 @@ class Placement:
             self._said |= {group: tables.get(group.id.hex(), {}) for group in groups}
 
     def _node(self, place: _Place) -> str:
-        """Id of the node where it is reserved; "": nowhere yet, or, after the loss of a node, not yet again; Ray cannot
-        say so while its head restarts."""
+        """Return the id of the node of the place's reservation; "" if there is none yet, or none again after the loss
+        of a node, or while Ray's head restarts."""
         table = self._said.get(place.group) if self._said is not None else None
         if table is None:
             table = _asked(place.group)
@@ -190,30 +194,30 @@ class Placement:
         return str(table["bundles_to_node_id"][place.slot.bundle]) if table.get("state") == "CREATED" else ""
 
     def there(self, name: str) -> bool:
-        """Its place is reserved now, as far as Ray says."""
+        """Return whether the worker's place is reserved now, as far as Ray reports."""
         return name not in self._places or bool(self._node(self._places[name]))
 
     def node(self, name: str) -> str:
-        """Id of the node where its place is; "": not there yet."""
+        """Return the id of the node of the worker's place; "": not reserved yet."""
         return self._node(self._places[name])
 
     def nodes(self, names: Iterable[str]) -> dict[str, str]:
-        """`node` of each."""
+        """Return `node` of each worker."""
         places = {name: self._places[name] for name in names}
         with self.look():
             self._ask_of_many({place.group for place in places.values()})
             return {name: self._node(place) for name, place in places.items()}
 
     def placed(self) -> Set[str]:
-        """Names of workers that have a place, or wait for one."""
+        """Return the names of workers with a place, reserved or requested."""
         return self._places.keys()
 
     def own(self, name: str) -> bool:
-        """Its place is its own, and is given back when it goes."""
+        """Return whether the worker's place is its own, released when it goes."""
         return self._places[name].own
 
     def let_go(self, name: str) -> None:
-        """The worker is gone: others may have its place. An actor that still runs in it may be killed by Ray."""
+        """Release a worker's place for others. Ray may kill an actor that still runs in it."""
         place = self._places.pop(name)
         del self._avoid[name]
         if place.own:
@@ -224,18 +228,18 @@ class Placement:
             self._in_vain.clear()
 
     def missing(self, name: str) -> str:
-        """What no node has enough of for a worker's place."""
+        """Return the resources for a worker's place that no node has."""
         group, _ = self.plan.further
         return _lacking_now(group, self._avoid[name])
 
     def engine_factory(self, spawn: Callable[..., T]) -> Callable[[], T]:
-        """What a rollout worker starts its engine with, for an engine on all GPUs of a worker."""
+        """Return the engine factory of a rollout worker, for an engine on all GPUs of a worker."""
         further, _ = self.plan.further
         single = further.strategy != "STRICT_PACK" or len(further.bundles) == 1
         return spawn if single else GroupEngine(spawn, self._timeout_s)
 
     def release(self) -> None:
-        """Give everything back; actors that still run in it are killed by Ray."""
+        """Release all reservations; Ray kills actors that still run in them."""
         for group in [*self._groups, *(place.group for place in self._places.values() if place.own)]:
             remove_placement_group(group)
         self._groups.clear()
@@ -257,7 +261,7 @@ def _options(group: PlacementGroup, slot: Slot) -> dict[str, Any]:
 
 
 def off(nodes: Collection[str]) -> dict[str, str]:
-    """A label selector, of a bundle or of an actor's options, that keeps off these nodes (ids); {} for none."""
+    """Return a label selector (of a bundle or of actor options) that excludes these nodes (ids); {} for none."""
     return {_NODE_ID: f"!in({', '.join(sorted(nodes))})"} if nodes else {}
 
 
@@ -269,16 +273,16 @@ def _create(group: BundleGroup, avoid: Collection[str] = ()) -> PlacementGroup:
 
 
 def _asked(group: PlacementGroup | None = None) -> Any:
-    """What Ray says of this group, or of all, by id; {} where it does not."""
+    """Return Ray's table of this group, or of all groups by id; {} if Ray fails."""
     try:
         return placement_group_table(group)
-    except Exception:  # Ray raises what it likes
+    except Exception:  # Ray raises various exceptions
         _log.warning("Ray did not report the node of a placement group", exc_info=True)
         return {}
 
 
 def _on_one_node(group: BundleGroup) -> dict[str, float]:
-    """What one node at least must hold of it."""
+    """Return the resources that one node must at least have."""
     need: Counter[str] = Counter()
     for bundle in group.bundles if group.strategy == "STRICT_PACK" else group.bundles[:1]:
         need.update(bundle)
@@ -290,7 +294,7 @@ def _holds(node: Bundle, need: Bundle) -> bool:
 
 
 def lacking(group: BundleGroup, nodes: Mapping[str, tuple[Bundle, Bundle]]) -> str:
-    """Why none of the nodes (by name: what is free, of what there is) holds one more worker: by resource."""
+    """Return why none of the nodes (by name: free and total resources) has room for one more worker, by resource."""
     need = _on_one_node(group)
     short: dict[str, list[str]] = {}
     for name, (free, total) in nodes.items():
@@ -314,12 +318,12 @@ def lacking(group: BundleGroup, nodes: Mapping[str, tuple[Bundle, Bundle]]) -> s
 def _lacking_now(group: BundleGroup, avoid: Collection[str] = ()) -> str:
     try:
         return lacking(group, _free_by_node(avoid))
-    except Exception as error:  # Ray raises what it likes while its head restarts
+    except Exception as error:  # Ray raises various exceptions while its head restarts
         return f"Ray did not report what is free now ({type(error).__name__})"
 
 
 def _free_by_node(avoid: Collection[str] = ()) -> dict[str, tuple[Bundle, Bundle]]:
-    """What is free of what there is, by address and the begin of the id."""
+    """Return free and total resources, by address and the start of the id."""
     free: dict[str, Bundle] = available_resources_per_node()  # type: ignore[no-untyped-call]
     nodes = [(node["NodeID"], node) for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
     return {
@@ -334,9 +338,9 @@ def reserve(
 ) -> Placement:
     """Create the groups and wait until all are there (an autoscaler may be adding nodes).
 
-    avoid: ids of nodes that are not to be used, and why. context: whose observer is told (`waiting`) what is missing
-    after 5 seconds and then every minute, and whose `check` may end the wait with an exception of its own.
-    Raises PlacementError after `timeout_s`."""
+    avoid: ids of nodes not to use, and why. context: its observer receives the missing resources (`waiting`) after 5
+    seconds and then every minute; its `check` may end the wait with an exception of its own. Raises PlacementError
+    after `timeout_s`."""
     context, avoid = context or Context(), avoid or {}
     start_s = told_s = time.monotonic()
     every_s = _FIRST_WORD_S
@@ -361,7 +365,7 @@ def reserve(
 
 
 def _short(plan: Plan, available: Mapping[str, float]) -> tuple[str, str]:
-    """What the cluster as a whole lacks, and each resource that is asked for beside what there is."""
+    """Return what the cluster as a whole lacks, and needed versus available amounts of each resource."""
     total = ray.cluster_resources()  # type: ignore[no-untyped-call]
     demand = plan.demand()
     lines = [
@@ -399,8 +403,8 @@ def _missing(
 def place(
     config: Config, avoid: Mapping[str, str] | None = None, context: Context | None = None
 ) -> Iterator[Placement]:
-    """Reserve what the configuration asks for, and give it back at the end. Ray must be initialised. `avoid` and
-    `context`: see `reserve`."""
+    """Reserve the configured resources and release them at the end. Ray must be initialised. `avoid` and `context`: see
+    `reserve`."""
     cluster = config.cluster
     cpus = float(ray.available_resources().get("CPU", 0.0)) - _cpus_of(avoid or {})  # type: ignore[no-untyped-call]
     wanted = plan(cluster, workers=config.rollout.workers.min, ranks=config.learner.ranks, available_cpus=cpus)

@@ -1,10 +1,10 @@
-"""From the `cluster:` section to what is to be reserved: pure, without Ray.
+"""Plan of reservations from the `cluster:` section: pure, without Ray.
 
-embedded       CPU only, one group, PACK. Rollout and learning take turns, so where there are fewer CPUs than are asked
-               for, every share is scaled down until all fit: a laptop with 2 cores runs 3 workers.
-colocated      one STRICT_PACK group per rollout worker, one bundle per GPU: each bundle is also the home of a learner
-               rank, and both hold just under half of the GPU. A worker with several GPUs lives in the group's first
-               bundle, which is all that Ray shows it; its engine uses every GPU of the group (`GroupEngine`).
+embedded       CPU only, one group, PACK. Rollout and learning alternate, so if there are fewer CPUs than requested,
+               every share is scaled down until all fit: a laptop with 2 cores runs 3 workers.
+colocated      one STRICT_PACK group per rollout worker, one bundle per GPU. Each bundle can also hold a learner rank;
+               rank and worker take just under half of the GPU each. A worker with several GPUs runs in the group's
+               first bundle, and Ray shows it only that; its engine uses every GPU of the group (`GroupEngine`).
 disaggregated  workers SPREAD over the nodes with `rollout_resource`, ranks PACKed on those with `learner_resource`.
 """
 
@@ -18,7 +18,7 @@ from config.tree import ClusterOptions
 Bundle = Mapping[str, float]
 
 _SHARE = 0.49  # of a GPU: a learner rank and a rollout worker in one bundle
-_TAG = 0.001  # amount of a custom resource that marks a node; it never runs out
+_TAG = 0.001  # amount of a custom resource that marks a node; practically unlimited
 
 
 class PlacementError(RuntimeError):
@@ -31,7 +31,7 @@ class PlacementError(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
-    """The place of one actor: what it takes of a bundle of a group."""
+    """The place of one actor: its resources of a bundle of a group."""
 
     group: int
     bundle: int
@@ -51,10 +51,10 @@ class Plan:
     groups: tuple[BundleGroup, ...]
     learners: tuple[Slot, ...]
     workers: tuple[Slot, ...]
-    further: tuple[BundleGroup, Slot]  # of each worker beyond those
+    further: tuple[BundleGroup, Slot]  # of each additional worker
 
     def demand(self) -> dict[str, float]:
-        """All resources of all bundles."""
+        """Return the resources of all bundles."""
         total: Counter[str] = Counter()
         for group in self.groups:
             for bundle in group.bundles:
@@ -79,10 +79,10 @@ def _embedded(cluster: ClusterOptions, workers: int, ranks: int, available_cpus:
     asked = ranks * cluster.cpus_per_learner + workers * cluster.cpus_per_worker
     scale = min(1.0, available_cpus / asked) if asked else 1.0
     cpus = [_floor(cluster.cpus_per_learner * scale)] * ranks + [_floor(cluster.cpus_per_worker * scale)] * workers
-    # A bundle must ask for something; an actor that takes 0 CPUs still has a place.
+    # A bundle must request something; an actor that takes 0 CPUs still has a place.
     group = BundleGroup(tuple({"CPU": max(c, 0.001)} for c in cpus), "PACK")
     slots = [Slot(group=0, bundle=i, cpus=c, gpus=0.0, resources={}) for i, c in enumerate(cpus)]
-    whole = cluster.cpus_per_worker  # a later worker takes no share of what others have
+    whole = cluster.cpus_per_worker  # a later worker takes no share from the others
     further = (
         BundleGroup((_bundle(whole, 0.0, {}),), "PACK"),
         Slot(group=0, bundle=0, cpus=whole, gpus=0.0, resources={}),
@@ -143,5 +143,5 @@ def _bundle(cpus: float, gpus: float, tag: Bundle) -> Bundle:
 
 
 def _floor(cpus: float) -> float:
-    """Down to Ray's granularity, so that a sum of shares stays within the whole."""
+    """Round down to Ray's granularity, so that the shares' sum stays within the whole."""
     return int(cpus * 1000) / 1000

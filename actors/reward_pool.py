@@ -1,11 +1,9 @@
-"""The driver's side of grading: which worker gets which call, deadlines, and the replacement of workers that hang or
-die.
+"""The driver's side of grading: assigns calls to workers, enforces deadlines, and replaces workers that hang or die.
 
-Grading is a function of what is graded, so what a lost worker had is graded again by another; only a response that
-loses three workers has failed. A reward worker has one call at a time: with more, Ray may lose the answers of those
-before the one that killed it, and the wrong rollout would be blamed. The actor of a term of its own has as many as the
-term says, and a call that was lost twice by itself. Never decides what a response is worth (`actors.rewards`), and
-never stops a step for one bad item.
+Grading is a function of its input, so a lost worker's calls are graded again by another; only a response that loses
+three workers has failed. A reward worker has one call at a time: otherwise Ray may lose answers from before a crash,
+and the wrong rollout would be blamed. The actor of a term of its own has as many calls as the term allows; a call that
+was lost twice runs alone. `actors.rewards` determines what a response is worth. One bad item never stops a step.
 
     with RewardPool(options, context) as pool:
         pool.begin([batch.ids(index) for index in range(len(batch.picks))])
@@ -34,10 +32,10 @@ from actors.spans import Joiner
 from config.rewards import RewardOptions
 from contracts.rewards import RewardConfigError
 
-_GRACE_S = 10.0  # per term and for the call: a grader that keeps its own deadlines is never killed for them
+_GRACE_S = 10.0  # per term and for the call, so that a grader with its own deadlines is never killed because of them
 _CLOSE_TIMEOUT_S = 5.0
-_MAX_LOSSES = 3  # workers that one call may lose, and deaths in a row of one worker before it is ready
-_SPAN_GAP_S = 0.3  # gradings of one worker closer than this (a tick of the driver) are one span of the timeline
+_MAX_LOSSES = 3  # workers that one call may lose, and consecutive deaths of one worker before it is ready
+_SPAN_GAP_S = 0.3  # gradings of one worker closer than this (a tick of the driver) form one span of the timeline
 
 Handle = ActorProxy[Any]  # of a RewardWorker or a RewardHost
 
@@ -49,14 +47,14 @@ class RewardFailuresError(RuntimeError):
 
 
 class RewardWorkerStartError(RuntimeError):
-    """A reward worker does not start: a wrong `reward:` section, or a missing module."""
+    """A reward worker does not start: an invalid `reward:` section, or a missing module."""
 
 
 @dataclass(slots=True, eq=False)
 class _Task:
     call: RewardCall
-    step: int  # which begin it belongs to; answers of another step are dropped
-    losses: int = 0  # workers lost while it was theirs
+    step: int  # counts calls of begin; answers of another step are dropped
+    losses: int = 0  # workers lost while they had it
 
     @property
     def name(self) -> str:
@@ -73,12 +71,12 @@ class _Sent:
 @dataclass(slots=True, eq=False, kw_only=True)
 class _Worker:
     handle: Handle
-    ready: "ray.ObjectRef[str] | None"  # None: it is
+    ready: "ray.ObjectRef[str] | None"  # None: it is ready
     since_s: float  # when it was started
     sent: "dict[ray.ObjectRef[TimedGrades], _Sent]" = field(default_factory=dict)
-    busy_s: float = 0.0  # since when it has had a call, by the wall clock
+    busy_s: float = 0.0  # start of its present calls, by the wall clock
     deaths: int = 0  # of its predecessors, each before it was ready
-    node_id: str = ""  # "": it is not ready
+    node_id: str = ""  # "": not ready yet
 
     def awaited(self) -> "list[ray.ObjectRef[Any]]":
         return [self.ready] if self.ready is not None else list(self.sent)
@@ -86,7 +84,7 @@ class _Worker:
 
 @dataclass(frozen=True, slots=True)
 class GradesArrived:
-    """What Ray brings of what is awaited of a reward worker: a value, or an exception in place of it."""
+    """Result of a pending call to a reward worker: a value, or an exception instead."""
 
     worker: _Worker
     ref: "ray.ObjectRef[Any]"
@@ -95,11 +93,11 @@ class GradesArrived:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class _Crew:
-    """Workers of one kind, and what waits for them."""
+    """Workers of one kind, and their queue."""
 
     title: str  # "reward worker"
     names: list[str]
-    make: Callable[[str], tuple[Handle, "ray.ObjectRef[str]"]]  # starts one: its handle, and its answer when it is up
+    make: Callable[[str], tuple[Handle, "ray.ObjectRef[str]"]]  # starts one: its handle, and its answer once it is up
     in_flight: int
     needs: str = ""  # resources that it may wait for
     workers: list[_Worker] = field(default_factory=list)
@@ -121,11 +119,12 @@ class RewardPool:
         actor_options: Callable[[], Mapping[str, Any]] = dict,
         start_timeout_s: float = 120.0,
     ) -> None:
-        """Starts the workers without waiting for them. `actor_options`: Ray's, for each worker whenever it starts.
-        `factory`: what grades in reward workers, in the place of LaneGrader. The observer is told of reward_failed,
-        reward_error (once per place in a function), bad_record, reward_worker_replaced, and of stretches of gradings,
-        lost ones included; what is open is written by `drain`. Raises RewardWorkerStartError for a function that cannot
-        be used."""
+        """Start the workers without waiting for them. `actor_options`: Ray's, evaluated at each worker's start.
+        `factory`: the grader of reward workers, instead of LaneGrader.
+
+        The observer receives reward_failed, reward_error (once per place in a function), bad_record,
+        reward_worker_replaced, and spans of grading, lost ones included; `drain` writes the open ones. Raises
+        RewardWorkerStartError for an unusable function."""
         try:
             self._lanes = lanes_of(options)
         except RewardConfigError as error:
@@ -139,8 +138,8 @@ class RewardPool:
         self._assembly = Assembly(options.terms, self._lanes)
         self._grades: dict[int, Grade] = {}
         self._failures: list[str] = []
-        self._bad_records: set[str] = set()  # reported ones, for the whole run
-        self._traces: set[str] = set()  # of reward functions, told in this run
+        self._bad_records: set[str] = set()  # those reported in this run
+        self._traces: set[str] = set()  # of reward functions, reported in this run
         self._crew_of: list[_Crew] = []  # by lane
         self._crews: list[_Crew] = []
         shared = self._shared(factory or partial(LaneGrader, options, self._lanes))
@@ -153,9 +152,10 @@ class RewardPool:
             crew.workers += [self._start(crew, index) for index in range(len(crew.names))]
 
     def begin(self, groups: Sequence[Sequence[int]] = (), *, same_step: bool = False) -> None:
-        """Forget grades and failures, and what is not graded yet: it belongs to a step that was given up. `groups`: the
-        keys that will come, by prompt; a key of none is its own group and batch. `same_step`: another round of the RL
-        step before, towards whose reward.max_failures_per_step its failures still count."""
+        """Start a step: drop grades, failures and ungraded items of the step before.
+
+        `groups`: the expected keys, by prompt; a key in none is its own group and batch. `same_step`: another round of
+        the same RL step, whose failures still count towards reward.max_failures_per_step."""
         self._step += 1
         self._end_spans()
         self._assembly.begin(groups)
@@ -171,8 +171,9 @@ class RewardPool:
         self._send()
 
     def drain(self) -> dict[int, Grade]:
-        """Wait until everything submitted is graded or has failed; all grades of the step. Bounded: every call has its
-        deadline, and is given to three workers at most. Raises as `receive`."""
+        """Wait until everything submitted is graded or has failed; return all grades of the step.
+
+        Bounded: every call has a deadline and at most three workers. Raises as `receive`."""
         self._queue(self._assembly.flush())
         self._send()
         self._context.loop.wait(lambda: self.idle)
@@ -182,12 +183,12 @@ class RewardPool:
 
     @property
     def idle(self) -> bool:
-        """Nothing is to be graded."""
+        """Whether no item is to be graded."""
         return not any(crew.pending or any(worker.sent for worker in crew.workers) for crew in self._crews)
 
     @property
     def nodes(self) -> set[str]:
-        """Ids of the nodes that the workers run on; "" among them: one has not said it yet."""
+        """Node ids of the workers; includes "" while one is not ready."""
         return {worker.node_id for crew in self._crews for worker in crew.workers}
 
     def __enter__(self) -> Self:
@@ -197,7 +198,7 @@ class RewardPool:
         self.close()
 
     def close(self) -> None:
-        """End the workers and their graders' child processes. Twice is fine."""
+        """End the workers and their graders' child processes. Idempotent."""
         self._end_spans()
         workers = [worker for crew in self._crews for worker in crew.workers]
         for worker in workers:
@@ -217,7 +218,7 @@ class RewardPool:
     # Reactions.
 
     def look(self) -> None:
-        """At the deadlines. Raises RewardFailuresError, RewardWorkerStartError."""
+        """Check the deadlines. Raises RewardFailuresError, RewardWorkerStartError."""
         for crew in self._crews:
             for index, worker in enumerate(crew.workers):
                 for ref in worker.awaited():
@@ -231,11 +232,11 @@ class RewardPool:
         self._send()
 
     def receive(self, arrived: GradesArrived) -> None:
-        """Take what is graded, and send more. Raises RewardFailuresError, RewardWorkerStartError."""
+        """Take the grades of a call, and send more calls. Raises RewardFailuresError, RewardWorkerStartError."""
         worker, value = arrived.worker, arrived.value
         found = [(crew, crew.workers.index(worker)) for crew in self._crews if worker in crew.workers]
         if not found or arrived.ref not in worker.awaited():
-            return  # it was given up
+            return  # the worker was replaced
         crew, index = found[0]
         if isinstance(value, Exception):
             raised = isinstance(value, RayTaskError)
@@ -261,7 +262,7 @@ class RewardPool:
         self._record(sent.task, timed.grades)
 
     def _give_up(self, crew: _Crew, index: int, reason: str, *, died: bool = False) -> None:
-        """Replace the worker; what it was grading goes to the next free one, or has failed for good."""
+        """Replace the worker; its calls go to the next free one, or have failed for good."""
         worker, who = crew.workers[index], crew.label(index)
         sent = list(worker.sent.values())
         deaths = 0 if sent else worker.deaths + 1
@@ -290,7 +291,8 @@ class RewardPool:
         return lane.limit_s(len(call.keys)) + _GRACE_S * (len(lane.terms) + 1)
 
     def _span(self, name: str, start_s: float, end_s: float) -> None:
-        """A worker graded; joined with what it did just before, so that a step has few spans and not one per item."""
+        """Record a grading span, joined with the worker's preceding ones, so that a step has few spans instead of one
+        per item."""
         over = self._spans.add(name, "grade", start_s, end_s)
         if over is not None:
             self._context.observer.worked(name, over.label, over.start_s, over.end_s)
@@ -310,7 +312,7 @@ class RewardPool:
 
     def _failed(self, which: str, grade: Grade) -> None:
         assert grade.error is not None
-        if grade.bad_record:  # every rollout of the record says the same, in every epoch
+        if grade.bad_record:  # the same for every rollout of the record, in every epoch
             if grade.error not in self._bad_records:
                 self._bad_records.add(grade.error)
                 self._context.observer.event("bad_record", f"{grade.error}; its rollouts are left out")
@@ -318,7 +320,7 @@ class RewardPool:
         self._failures.append(f"{which}: {grade.error}")
         if grade.trace is not None:
             place = "\n".join(line for line in grade.trace.splitlines() if line.startswith("  "))
-            if place not in self._traces:  # once per place: what differs between responses is in reward_failed
+            if place not in self._traces:  # once per place; reward_failed has the details of each response
                 self._traces.add(place)
                 self._context.observer.event("reward_error", f"the reward function raised\n{grade.trace}")
         self._context.observer.event("reward_failed", self._failures[-1])
@@ -330,7 +332,7 @@ class RewardPool:
             )
 
     def _send(self) -> None:
-        """Give what waits to workers that have room."""
+        """Send queued calls to workers that have room."""
         for crew in self._crews:
             for worker in crew.workers:
                 while crew.pending and self._has_room(crew, worker, crew.pending[0]):
@@ -342,7 +344,8 @@ class RewardPool:
                     self._await(worker, ref)
 
     def _has_room(self, crew: _Crew, worker: _Worker, task: _Task) -> bool:
-        """A call that has lost all workers but the last that it may is alone with it, so that no other is blamed."""
+        """Return whether the worker may take the call. A call on its last allowed worker runs alone, so that no other
+        is blamed."""
         if worker.ready is not None or len(worker.sent) >= crew.in_flight:
             return False
         suspect = task.losses == _MAX_LOSSES - 1
@@ -365,14 +368,14 @@ class RewardPool:
         return _Crew(title="reward worker", names=names, make=make, in_flight=1)
 
     def _hosted(self, lane: Lane) -> _Crew:
-        """Of a term that has an actor of its own."""
+        """Return the crew of a term that has its own actor."""
         (index,) = lane.terms
         term = self._options.terms[index]
         resources = {"num_cpus": term.cpus, "num_gpus": term.gpus}
 
         def make(name: str) -> tuple[Handle, "ray.ObjectRef[str]"]:
             options = {**self._actor_options(), **resources, "name": unique_name(name)}
-            at_once = lane.in_flight + 2  # and `ready`, `close`
+            at_once = lane.in_flight + 2  # plus `ready` and `close`
             actor = ray.remote(RewardHost).options(**options, max_concurrency=at_once)
             handle = actor.remote(partial(HostGrader, term, f"reward.terms[{index}]"), name, self._context.log(name))
             return handle, handle.ready.remote(secret_of(term))

@@ -1,5 +1,5 @@
-"""Grading outside the driver: the Ray actors that grade, thin around graders of `actors.rewards`. What they are given,
-and what becomes of those that hang or die, is the pool's (`actors.reward_pool`).
+"""Ray actors that grade outside the driver, thin wrappers of the graders in `actors.rewards`. The pool
+(`actors.reward_pool`) assigns their calls and replaces those that hang or die.
 """
 
 import logging
@@ -26,7 +26,7 @@ class SupportsGrade(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TimedGrades:
-    """The grades of one call, in the order of its responses, and when they were made, by the worker's time.time()."""
+    """The grades of one call, in the order of its responses, with start and end by the worker's time.time()."""
 
     grades: list[Grade]
     start_s: float
@@ -34,7 +34,7 @@ class TimedGrades:
 
 
 class RewardWorker:
-    """Make it an actor with `ray.remote(RewardWorker)`. Makes one call at a time, in the order in which they come."""
+    """A Ray actor by `ray.remote(RewardWorker)`. Runs one call at a time, in order."""
 
     def __init__(self, factory: Callable[[], SupportsGrade], name: str = "reward", log: str | None = None) -> None:
         """log: see log_to."""
@@ -48,13 +48,13 @@ class RewardWorker:
 
     @ray.method
     def ready(self) -> str:
-        """Build the grader; raises what that raises. Call it first. The id of the worker's node."""
+        """Build the grader and return the id of the worker's node. Call it first; raises the factory's errors."""
         self._grader = self._factory()
         return str(ray.get_runtime_context().get_node_id())
 
     @ray.method
     def grade(self, lane: int, items: Sequence[GradeItem]) -> TimedGrades:
-        """What the grader says; an exception becomes the `Grade.error` of each, worth 0."""
+        """Return the grader's grades; an exception becomes the `Grade.error` of each, worth 0."""
         assert self._grader is not None, "call ready() first"
         start_s = time.time()
         try:
@@ -70,11 +70,11 @@ class RewardWorker:
 
 
 class RewardHost:
-    """The actor of a term that has its own: many calls at a time, in one event loop."""
+    """The actor of a term that has its own: many concurrent calls on one event loop."""
 
     def __init__(self, factory: Callable[[str | None], HostGrader], name: str, log: str | None = None) -> None:
         log_to(log, name)
-        sys.stdout = sys.stderr  # what the user's code prints goes to the log as well
+        sys.stdout = sys.stderr  # user code's prints go to the log as well
         self._name = name
         self._factory = factory
         self._grader: HostGrader | None = None
@@ -84,14 +84,14 @@ class RewardHost:
 
     @ray.method
     async def ready(self, secret: str | None) -> str:
-        """As RewardWorker.ready. secret: the key of a judge's endpoint; an argument of a call, since Ray keeps those of
-        a constructor and shows an environment."""
+        """Same as RewardWorker.ready. secret: the key of a judge's endpoint. It is a call's argument because Ray stores
+        constructor arguments and shows environments."""
         self._grader = self._factory(secret)
         return str(ray.get_runtime_context().get_node_id())
 
     @ray.method
     async def grade(self, lane: int, items: Sequence[GradeItem]) -> TimedGrades:
-        """As RewardWorker.grade, but for what awaits."""
+        """Same as RewardWorker.grade, for asynchronous terms."""
         assert self._grader is not None, "call ready() first"
         start_s = time.time()
         try:

@@ -1,13 +1,12 @@
-"""The supervisor of one rollout engine: a Ray actor without a torch loop or a CUDA context.
+"""Supervisor of one rollout engine: a Ray actor without a torch loop or a CUDA context.
 
-Owns one engine (a process of its own, made by an injected factory) and the way of its events to the driver. It never
-decides what is sampled where, keeps no requests (the driver does), and never restarts its engine unasked.
+Owns one engine (a separate process, made by an injected factory) and forwards its events to the driver. The driver
+assigns and stores requests. The engine is restarted only on command.
 
-A reader thread polls the engine and hands what comes to the actor's event loop; engine calls go through one other
-thread, in order. So the event loop is always free, and control calls are answered in milliseconds while the engine
-decodes. `stream()` yields events the moment they come, but for those that can wait a little (`PATIENT`): a driver of
-1,024 workers cannot take a batch for every engine step of each. What it has yielded is owned by the driver, not by this
-actor.
+A reader thread polls the engine and posts events to the actor's event loop; engine calls run on one other thread, in
+order. So the event loop is always free, and control calls are answered in milliseconds while the engine decodes.
+`stream()` yields events at once, except those that can wait a little (`PATIENT`): a driver of 1,024 workers cannot take
+a batch for every engine step of each. The driver, not this actor, owns the yielded objects.
 
     factory = partial(spawn_engine, model_options, engine_options, seed=0, name="rollout-0")
     worker = ray.remote(RolloutWorker).options(num_cpus=1).remote("rollout-0", factory)
@@ -70,39 +69,39 @@ Memory = NDArray[np.uint8]
 _log = logging.getLogger(__name__)
 _POLL_S = 0.05
 _CLOSE_S = 10.0
-_HOLD_S = 0.25  # as long PATIENT events wait for others at most
-_LEAVE_S = 10.0  # for the driver to take its requests back; then the process ends
+_HOLD_S = 0.25  # longest wait of PATIENT events for others
+_LEAVE_S = 10.0  # for the driver to take back its requests; then the process ends
 
 
 class NoEngineError(RuntimeError):
-    """A call that needs an engine reached a worker whose engine is not up."""
+    """A call that needs an engine reached a worker without a running one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leaving:
-    """The worker was told to end. Until the driver replaces it, it goes on: aborted requests give their tokens back."""
+    """The worker received SIGTERM. It continues until the driver replaces it: aborted requests return their tokens."""
 
     reason: str
 
 
 WorkerEvent = DriverEvent | SpotEvent | Leaving
-PATIENT = (Progress, EngineWindow, PassEvent)  # nobody waits for them; a prefix is lost only with the worker
+PATIENT = (Progress, EngineWindow, PassEvent)  # not urgent; a prefix is lost only with the worker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SupervisorStatus:
-    """What a worker says about itself; everything as of the last event from its engine."""
+    """A worker's status, as of the last event from its engine."""
 
     name: str
     engine: str  # "none" | "starting" | "running" | "failed"
     running: int  # requests in the engine's batch
     waiting: int  # requests in the engine's queue
-    weights_version: int | None  # None: what the engine loaded at start
+    weights_version: int | None  # None: the weights that the engine loaded at its start
     weights_checksum: int | None
     restarts: int  # engines started after the first
     pid: int
     node_ip: str
-    node_id: str = ""  # Ray's: several nodes may share an address
+    node_id: str = ""  # Ray's node id: several nodes may share an address
     reason: str = ""  # why the engine failed
     torch_loaded: bool = False  # stays False: the supervisor has no torch
 
@@ -115,7 +114,7 @@ class _Incarnation:
     ) -> None:
         self.engine = engine
         self._events: asyncio.Queue[WorkerEvent | None] = asyncio.Queue()
-        self._pressing = asyncio.Event()  # one of the events is not PATIENT
+        self._pressing = asyncio.Event()  # set if an event is not PATIENT
         self.asked: deque[asyncio.Future[Any]] = deque()  # the engine answers in this order
         self.failure: EngineFailed | None = None
         self.window: EngineWindow | None = None
@@ -141,11 +140,11 @@ class _Incarnation:
         self._post([None])
 
     def _post(self, events: Sequence[Event | None]) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: the actor is going away
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the actor is ending
             self._loop.call_soon_threadsafe(self._deliver, events)
 
     def announce(self, event: WorkerEvent) -> bool:
-        """Say something of the worker itself, from any thread; False if the event loop has ended."""
+        """Queue an event of the worker itself, from any thread; return False if the event loop has ended."""
         try:
             self._loop.call_soon_threadsafe(self.say, event)
         except RuntimeError:
@@ -157,7 +156,7 @@ class _Incarnation:
             match event:
                 case EngineAnswer():
                     waiter = self.asked.popleft()
-                    if not waiter.done():  # else whoever asked has gone
+                    if not waiter.done():  # otherwise the caller has gone
                         waiter.set_result(event)
                     continue
                 case Recorded():
@@ -183,13 +182,13 @@ class _Incarnation:
             self.say(event)
 
     def say(self, event: WorkerEvent | None) -> None:
-        """On the event loop: it goes to whoever reads the stream."""
+        """Queue an event for the stream's reader. Call it on the event loop."""
         self._events.put_nowait(event)
         if not isinstance(event, PATIENT):
             self._pressing.set()
 
     async def next_events(self) -> list[WorkerEvent | None]:
-        """All that there are, once one of them is not PATIENT or the first has waited for _HOLD_S."""
+        """Return all queued events, once one is not PATIENT or the first has waited for _HOLD_S."""
         batch = [await self._events.get()]
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._pressing.wait(), _HOLD_S)
@@ -206,7 +205,7 @@ class _Incarnation:
                 waiter.set_exception(EngineDiedError(reason))
 
     def close(self) -> None:
-        """Blocking; the engine's own close has a deadline."""
+        """Close the engine. Blocks; the engine's own close has a deadline."""
         self._closing.set()
         self._reader.join(_CLOSE_S)
         self.engine.close()
@@ -216,7 +215,7 @@ class RolloutWorker:
     """See the module docstring. An actor by `ray.remote(RolloutWorker)`; all methods run on one event loop."""
 
     def __init__(self, name: str, factory: EngineFactory, spot: SpotPlan | None = None, log: str | None = None) -> None:
-        """spot: how it trains the drafter when it has run out of work; None: it does not. log: see log_to."""
+        """spot: plan for drafter training without work; None: no training. log: see log_to."""
         log_to(log, name)
         self._name = name
         self._factory = factory
@@ -228,11 +227,11 @@ class RolloutWorker:
         self._starts = 0
         self._loaded: WeightsLoaded | None = None
         self._base = BaseWeights()
-        self._asleep = False  # by the driver's wish; the spot trainer's pauses are its own
+        self._asleep = False  # on the driver's command; the spot trainer pauses separately
         self._changing = asyncio.Lock()
         self._telling = asyncio.Lock()  # first come, first served
         self._calls = ThreadPoolExecutor(1, thread_name_prefix=f"{name}-calls")
-        if ray.is_initialized() and ray.get_runtime_context().get_actor_id() is not None:  # a process of its own
+        if ray.is_initialized() and ray.get_runtime_context().get_actor_id() is not None:  # its own process
             on_sigterm(self._leave)
 
     def __repr__(self) -> str:
@@ -240,7 +239,7 @@ class RolloutWorker:
 
     @ray.method
     async def restart_engine(self) -> SupervisorStatus:
-        """Start the engine, after closing the one before if there is one. Raises what the factory raises."""
+        """Start the engine, after closing the previous one. Raises the factory's errors."""
         async with self._changing:
             await self._close_engine()
             if self._spot is not None:
@@ -248,7 +247,7 @@ class RolloutWorker:
             self._engine_state = "starting"
             self._loaded, self._asleep = None, False
             try:
-                # A thread of its own: the thread for calls may hang in a call to the engine that is being replaced.
+                # A separate thread: the call thread may hang in the engine that is being replaced.
                 engine = await asyncio.to_thread(self._factory)
             except BaseException as error:
                 self._engine_state, self._reason = "failed", f"{type(error).__name__}: {error}"
@@ -266,10 +265,11 @@ class RolloutWorker:
 
     @ray.method
     async def tell(self, command: Command | bytes, memory: Memory | None = None) -> None:
-        """Give the engine a command that has no answer, or such a command pickled; requests' outcome comes through
-        `stream`. Pass an ObjectRef as `memory`: it arrives as a read-only view of the object store. Drafter training
-        here stops before requests come. The engine gets commands in the order in which they are told, though some wait:
-        an abort never overtakes its requests. Raises NoEngineError, EngineDiedError."""
+        """Send the engine a command without an answer, possibly pickled. `stream` yields the outcome of requests.
+
+        Pass an ObjectRef as `memory`: it arrives as a read-only view of the object store. Drafter training here stops
+        before requests are sent. Commands keep their order, even if some wait: an abort never overtakes its requests.
+        Raises NoEngineError, EngineDiedError."""
         if isinstance(command, bytes):
             command = cast(Command, pickle.loads(command))
         if isinstance(command, Answered):
@@ -284,8 +284,9 @@ class RolloutWorker:
 
     @ray.method
     async def ask(self, command: Answered[Any], memory: Memory | None = None) -> Any:
-        """Give the engine a command, and return its answer; the deadline is the caller's. `memory`: as in `tell`. New
-        weights, once the engine has them, go to the trainer here too. Raises NoEngineError, EngineDiedError."""
+        """Send the engine a command and return its answer; the caller sets the deadline. `memory`: as in `tell`.
+
+        New weights also go to the trainer here, once the engine has them. Raises NoEngineError, EngineDiedError."""
         incarnation = self._engine()
         answer = await self._ask(incarnation, command, memory)
         if isinstance(answer, WeightsLoaded):
@@ -296,7 +297,7 @@ class RolloutWorker:
                 if self._current is incarnation:
                     self._loaded = answer
         if isinstance(answer, Slept) and not answer.refusal:
-            self._asleep = True  # until there is work
+            self._asleep = True  # until requests arrive
         if self._spot is not None and memory is not None:
             if isinstance(command, UpdateWeights):
                 await self._spot.target_changed(command.manifest, memory)
@@ -308,10 +309,12 @@ class RolloutWorker:
     async def update_weights(
         self, manifest: WeightsManifest, whole: "Sequence[ray.ObjectRef[Memory]]", delta: "Sequence[ray.ObjectRef[Any]]"
     ) -> WeightsLoaded:
-        """As `ask(UpdateWeights(manifest), memory)`, and keep the buffer for the next delta (a copy of the weights in
-        this worker's memory). `delta`: one reference to a delta from the weights before, or none; `whole`: one to the
-        buffer, which is fetched only if there is no delta or it does not lead there: `instead` of the answer says
-        why. Both within sequences, so that Ray fetches neither before. Raises as `ask`, and RayError."""
+        """Same as `ask(UpdateWeights(manifest), memory)`, but keep a copy of the buffer in this worker for the next
+        delta.
+
+        `delta`: at most one reference to a delta from the previous weights. `whole`: one reference to the buffer,
+        fetched only if the delta is missing or does not apply; the answer's `instead` then says why. Both are in
+        sequences, so that Ray fetches neither in advance. Raises as `ask`, and RayError."""
         memory, instead = None, ""
         if delta:
             try:
@@ -320,7 +323,7 @@ class RolloutWorker:
                 instead = next(iter(str(error).strip().splitlines()), type(error).__name__)
         way = "store" if memory is None else "delta"
         if memory is None:
-            self._base.forget()  # not beside the next one
+            self._base.forget()  # free it before the next one arrives
             memory = await whole[0]
             self._base.keep(manifest, memory)
         answer: WeightsLoaded = await self.ask(UpdateWeights(manifest), memory)
@@ -328,27 +331,29 @@ class RolloutWorker:
 
     @ray.method
     async def target_weights(self, manifest: WeightsManifest, memory: Memory) -> None:
-        """For the trainer here: the weights that the engine got piece by piece."""
+        """Give the trainer here the weights that the engine received piece by piece."""
         if self._spot is not None:
             await self._spot.target_changed(manifest, memory)
 
     @ray.method
     async def use_buffer(self, buffer: Any) -> None:
-        """The handle of this node's DataBufferActor. Before the first request."""
+        """Set the handle of this node's DataBufferActor. Call it before the first request."""
         if self._spot is not None:
             self._spot.use_buffer(buffer)
 
     @ray.method(num_returns=2)
     async def drafter_weights(self, version: int) -> tuple[WeightsManifest, Memory]:
-        """The drafter weights that the trainer here has published under this version: manifest and bytes, two objects
-        that belong to the caller and outlive this worker. Raises KeyError: newer ones have replaced them."""
+        """Return a version of the drafter weights published by the trainer here: manifest and bytes.
+
+        These are two objects that belong to the caller and outlive this worker. Raises KeyError if newer versions
+        replaced it."""
         if self._spot is None:
             raise KeyError(version)
         return self._spot.published(version)
 
     @ray.method
     async def stop_training(self) -> None:
-        """Answers when no drafter trainer of this worker is on its device. None begins until the weights change."""
+        """Return once no drafter trainer of this worker uses its device. None starts until the weights change."""
         if self._spot is not None:
             await self._spot.stand_still()
 
@@ -358,8 +363,10 @@ class RolloutWorker:
 
     @ray.method
     async def stream(self) -> AsyncGenerator[list[WorkerEvent], None]:
-        """Events of the present engine until it ends, in order, as they come. Ends after an EngineFailed, or when the
-        engine is restarted or shut down. One reader per engine: raises RuntimeError on the second."""
+        """Yield the present engine's events in order until it ends.
+
+        Ends after an EngineFailed, or when the engine is restarted or shut down. One reader per engine: raises
+        RuntimeError on the second."""
         incarnation = self._engine()
         if incarnation.streamed:
             raise RuntimeError(f"{self._name}: the events of this engine are already being read")
@@ -373,7 +380,7 @@ class RolloutWorker:
 
     @ray.method
     async def shutdown(self) -> None:
-        """Close the engine and the trainer; the actor itself stays and answers."""
+        """Close the engine and the trainer; the actor itself keeps running."""
         async with self._changing:
             spot, self._spot = self._spot, None
             if spot is not None:
@@ -381,8 +388,8 @@ class RolloutWorker:
             await self._close_engine()
 
     def _leave(self) -> None:
-        """On a thread: a cloud, Ray or a person wants this process to end. The driver owns the requests, so it is told,
-        and ends this process when it has them; without an engine, or a driver, nothing is waited for."""
+        """Handle SIGTERM, on a thread. The driver owns the requests: it receives Leaving, and ends this process once it
+        has them. Without an engine or a driver, exit at once."""
         current = self._current
         if current is not None and current.announce(Leaving("it received SIGTERM")):
             time.sleep(_LEAVE_S)
@@ -412,16 +419,16 @@ class RolloutWorker:
         if incarnation.failure is not None:
             raise EngineDiedError(incarnation.failure.reason)
         waiter: asyncio.Future[A] = asyncio.get_running_loop().create_future()
-        incarnation.asked.append(waiter)  # in the order in which the one thread for calls sends
+        incarnation.asked.append(waiter)  # in the sending order of the call thread
         try:
-            # Shielded: a command that is asked is sent, and answered, whoever goes away meanwhile.
+            # Shielded: a submitted command is sent and answered even if its caller goes away.
             await asyncio.shield(self._call(incarnation.engine.send, command, memory))
         except Exception:
-            with contextlib.suppress(ValueError):  # it was told of the engine's end already
+            with contextlib.suppress(ValueError):  # it already received the engine's end
                 incarnation.asked.remove(waiter)
             raise
         except asyncio.CancelledError:
-            waiter.cancel()  # it keeps its place among the answers
+            waiter.cancel()  # it keeps its place in the order of answers
             raise
         return await waiter
 

@@ -1,6 +1,6 @@
-"""Stretches of time that continue each other, joined: what a worker did, without one record per window or per item.
+"""Join consecutive time spans of an actor's work, so that there is not one record per window or per item.
 
-Owns the rule. Pure: no clock; whoever holds a joiner knows what its stretches are called and where they go.
+Pure: no clock; the caller provides labels and uses the results.
 """
 
 from collections.abc import Hashable
@@ -26,7 +26,7 @@ class Joiner(Generic[K, L]):
         self._open: dict[K, Stretch[L]] = {}
 
     def add(self, key: K, label: L, start_s: float, end_s: float) -> Stretch[L] | None:
-        """Take a stretch; the key's previous one, if this one does not continue it."""
+        """Add a span; return the key's previous one if this one does not continue it."""
         last = self._open.get(key)
         if last is not None and last.label == label and last.start_s <= start_s <= last.end_s + self._gap_s:
             self._open[key] = Stretch(label, last.start_s, max(last.end_s, end_s))
@@ -35,11 +35,11 @@ class Joiner(Generic[K, L]):
         return last
 
     def take(self, key: K) -> Stretch[L] | None:
-        """What is held back of `key`, which is over."""
+        """Return the open span of `key`, which has ended."""
         return self._open.pop(key, None)
 
     def flush(self) -> list[tuple[K, Stretch[L]]]:
-        """Everything that is held back."""
+        """Return all open spans."""
         stretches = list(self._open.items())
         self._open.clear()
         return stretches

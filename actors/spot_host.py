@@ -1,8 +1,8 @@
-"""A rollout worker's spare time: its spot trainer, and its place in the coordinator's eyes.
+"""Drafter training in a rollout worker's idle time: its spot trainer, and its link to the coordinator.
 
-Owns the states BUSY, IDLE and TRAINING of one worker and the way of data into its trainer. It
-never delays work: a worker that is given requests stops training unasked, within `stop_timeout_s`, and reports it
-afterwards. Whatever fails here costs drafter training, never a rollout.
+Manages the states BUSY, IDLE and TRAINING of one worker, and supplies its trainer with data. It never delays work: on
+receiving requests, a worker stops training within `stop_timeout_s` without asking, and reports it afterwards. A failure
+here costs drafter training, never a rollout.
 """
 
 import asyncio
@@ -54,42 +54,42 @@ _log = logging.getLogger(__name__)
 _POLL_S = 0.05
 _BUFFER_TIMEOUT_S = 5.0
 _LOOPBACK = "127.0.0.1"
-_PUBLISHED = 3  # versions that may be asked for
-_RETRY_S = (0.5, 2.0, 10.0)  # between a failure of the trainer and the next one; then it is given up
+_PUBLISHED = 3  # versions kept for download
+_RETRY_S = (0.5, 2.0, 10.0)  # delay of each restart after consecutive trainer failures; then training is given up
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpotPlan:
-    """What a worker needs to train in its spare time. Picklable."""
+    """Settings for a worker's drafter training. Picklable."""
 
-    factory: Callable[[str], SpotTrainer]  # starts its process, which others reach at this address; may take seconds
+    factory: Callable[[str], SpotTrainer]  # starts its process, reachable for others at this address; may take seconds
     endpoint: str  # of the coordinator
     coordinator: CoordinatorOptions
     stop_timeout_s: float
-    group: str = "all"  # workers of one group can train together
+    group: str = "all"  # only workers of one group train together
     keys: ClientKeys | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RecordingReport:
-    """What an engine's `Recorded` event said, without its rows, which went to the data buffer."""
+    """An engine's `Recorded` event without its rows, which went to the data buffer."""
 
     sequences: int
     bytes: int
-    seconds: float  # of engine steps
+    seconds: float  # of recording, in engine steps
     skipped: int
     failure: str = ""
 
 
 TrainingEvent = MicroStep | TrainStopped | Checkpointed | TrainFailed | RecordingReport
 SpotEvent = TrainingEvent | TrainedWeights
-DrafterEvent = TrainingEvent | DrafterFailed | DrafterLoaded  # what concerns a drafter that is trained, but its weights
+DrafterEvent = TrainingEvent | DrafterFailed | DrafterLoaded  # all events about a trained drafter except its weights
 
 
 class SpotHost:
     """Lives on the event loop of its RolloutWorker; every method but the constructor's callbacks runs there.
 
-    To the coordinator it is IDLE only while it has a trainer: one without could not obey.
+    It reports IDLE to the coordinator only while it has a trainer, since it could not train without one.
     """
 
     def __init__(
@@ -103,27 +103,27 @@ class SpotHost:
         resume: Callable[[], Awaitable[None]],
         emit: Callable[[SpotEvent], None],
     ) -> None:
-        """`node`: its address. `pause` releases the engine's memory (ValueError: it has requests), `resume` gives it
-        back."""
+        """`node`: its address. `pause` releases the engine's memory (ValueError: it has requests), `resume` restores
+        it."""
         self._name, self._plan = name, plan
-        # Where the coordinator is on loopback, so is everybody.
+        # If the coordinator is on loopback, so are all workers.
         self._host = _LOOPBACK if f"//{_LOOPBACK}:" in plan.endpoint else node
         here = ray.get_runtime_context().get_node_id()
         self._buffer: Any = None  # handle of this node's DataBufferActor, once the driver knows the node
         self._pause, self._resume, self._emit = pause, resume, emit
         self._loop = asyncio.get_running_loop()
-        self._lock = asyncio.Lock()  # one change between decoding and training at a time
+        self._lock = asyncio.Lock()  # serialises changes between decoding and training
         self._busy, self._paused = True, False
-        self._barred = False  # no session begins here: see stand_still
+        self._barred = False  # no session may start here: see stand_still
         self._session: TrainSession | None = None
-        self._halted = asyncio.Event()  # the trainer stands still
+        self._halted = asyncio.Event()  # set while the trainer is stopped
         self._halted.set()
         self._target: tuple[WeightsManifest, NDArray[np.uint8]] | None = None
-        self._drafter: tuple[WeightsManifest, NDArray[np.uint8]] | None = None  # that every worker goes on from
-        self._reached = 0  # the trainer's version, as far as it has said
+        self._drafter: tuple[WeightsManifest, NDArray[np.uint8]] | None = None  # common starting point of all workers
+        self._reached = 0  # latest version reported by the trainer
         self._published: dict[int, tuple[WeightsManifest, NDArray[np.uint8]]] = {}  # the last ones, by version
         self._trainer: SpotTrainer | None = None
-        self._newest: SpotTrainer | None = None  # that was started; set by the thread that did
+        self._newest: SpotTrainer | None = None  # last started; set by the starting thread
         self._reader: threading.Thread | None = None
         self._failures = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -137,14 +137,14 @@ class SpotHost:
         )
         self._task(self._start_trainer())
 
-    # What the worker tells.
+    # Calls of the worker.
 
     def use_buffer(self, buffer: Any) -> None:
-        """Sequences go there, and come from there."""
+        """Set the data buffer that receives and supplies sequences."""
         self._buffer = buffer
 
     async def begin_work(self, requests: int) -> None:
-        """Requests have come: returns when the engine has its memory back, whatever the trainer does."""
+        """Prepare for requests; return once the engine has its memory back, whatever the trainer does."""
         self._barred = False
         async with self._lock:
             if not self._busy:
@@ -156,21 +156,22 @@ class SpotHost:
                 await self._resume()
 
     def out_of_work(self) -> None:
-        """The engine has nothing left to do."""
+        """The engine has nothing left to do: report IDLE."""
         if self._busy and not self._lock.locked():
             self._busy = False
             if self._trainer is not None:
                 self._client.idle()
 
     async def stand_still(self) -> None:
-        """Another wants the device: returns when the trainer has left it, or was killed after `stop_timeout_s`. No
-        session begins here, one that was on its way neither, until the target's weights change or work comes."""
+        """Free the device; return once the trainer has stopped, or was killed after `stop_timeout_s`.
+
+        No session starts here, not even a pending one, until the target's weights change or requests arrive."""
         self._barred = True
         async with self._lock:
             await self._halt(self._plan.stop_timeout_s)
 
     def recorded(self, event: Recorded) -> None:
-        """The engine has recorded sequences: they go to the data buffer."""
+        """Send newly recorded sequences to the data buffer."""
         self._emit(RecordingReport(len(event.records), event.bytes, event.seconds, event.skipped, event.failure))
         if event.records:
             self._task(self._hand_over(list(event.records)))
@@ -183,7 +184,7 @@ class SpotHost:
             _log.warning("%s: %d recorded sequences are lost: %s", self._name, len(records), error)
 
     async def engine_lost(self) -> None:
-        """Another engine is about to start, and will want the memory; it will be awake."""
+        """Prepare for a new engine, which needs the memory and starts awake."""
         async with self._lock:
             self._busy = True
             await self._halt(self._plan.stop_timeout_s)
@@ -191,36 +192,37 @@ class SpotHost:
             self._paused = False
 
     async def target_changed(self, manifest: WeightsManifest, buffer: NDArray[np.uint8]) -> None:
-        """The engine holds new target weights."""
+        """Send the engine's new target weights to the trainer."""
         self._target, self._barred = (manifest, buffer), False
         if self._trainer is not None:
             await self._tell_target(self._trainer, manifest, buffer)
 
     async def drafter_changed(self, manifest: WeightsManifest, payload: NDArray[np.uint8]) -> None:
-        """Every worker goes on from these drafter weights. A trainer that has made more of them meanwhile keeps what it
-        has: of two versions the larger one is the newer (`policies.drafter.lineage`)."""
+        """Continue from these drafter weights, as every worker does. A trainer that has made a later version keeps its
+        own: the larger version is the newer (`policies.drafter.lineage`)."""
         self._drafter = manifest, payload
         if self._trainer is not None and manifest.version >= self._reached:
             self._reached = manifest.version
             await self._tell(self._trainer, ContinueFrom(manifest, payload))
 
     def published(self, version: int) -> tuple[WeightsManifest, NDArray[np.uint8]]:
-        """The weights that a trainer here published under this version. KeyError: newer ones have replaced them."""
+        """Return the weights that a trainer here published under this version. Raises KeyError if newer ones replaced
+        them."""
         return self._published[version]
 
     async def close(self) -> None:
-        """End the trainer, one that is being started too, and say goodbye to the coordinator."""
+        """End the trainer, even one that is starting, and leave the coordinator."""
         self._closing.set()
         for task in self._tasks:
             task.cancel()
-        self._trainer = None  # what it still says is of no interest
+        self._trainer = None  # its further events are ignored
         await asyncio.to_thread(self._client.close)
         if self._newest is not None:
             await asyncio.to_thread(self._newest.close)
         if self._reader is not None:
             await asyncio.to_thread(self._reader.join)
 
-    # What the coordinator tells.
+    # Commands of the coordinator.
 
     def _obey(self, command: Train | Stop) -> None:
         match command:
@@ -234,7 +236,7 @@ class SpotHost:
     async def _train(self, session: TrainSession) -> None:
         async with self._lock:
             if self._busy or self._barred or self._client.state is not State.TRAINING:
-                return  # Work, or a stop, came first, or is about to.
+                return  # Work or a stop came first, or is imminent.
             if self._trainer is None:
                 self._client.trainer_failed(session.session, "its trainer is not up")
                 return
@@ -269,11 +271,11 @@ class SpotHost:
             await asyncio.to_thread(trainer.kill)
             self._failed(f"did not stop within {within_s:g} s and was killed")
 
-    # What the trainer tells.
+    # Events of the trainer.
 
     def _heard(self, trainer: SpotTrainer, event: TrainerEvent) -> None:
         if trainer is not self._trainer:
-            return  # of one that was killed
+            return  # from a killed one
         session = self._session
         match event:
             case TrainStarted(session=number, epoch=epoch, store=store):
@@ -288,18 +290,18 @@ class SpotHost:
             case TrainStopped(reason=reason):
                 self._emit(event)
                 if session is None or session.session != event.session:
-                    return  # Said twice: it had stopped by itself when it was told to.
+                    return  # a repetition: it stopped by itself before the command
                 self._session = None
                 self._halted.set()
                 if session.rank == 0:
                     self._task(self._tell(trainer, PublishDrafter()))
-                if reason:  # Not to be tried again at once.
+                if reason:  # not to be retried at once
                     self._client.trainer_failed(event.session, reason)
                 else:
                     self._client.stopped(event.session)
             case TrainedWeights(manifest, payload):
                 if self._drafter is not None and manifest.version < self._drafter[0].version:
-                    self._task(self._tell(trainer, ContinueFrom(*self._drafter)))  # made of weights that were given up
+                    self._task(self._tell(trainer, ContinueFrom(*self._drafter)))  # made from discarded weights
                     return
                 self._reached = max(manifest.version, self._reached)
                 assert payload is not None
@@ -311,7 +313,7 @@ class SpotHost:
                 self._emit(event)
             case TrainFailed(reason):
                 self._trainer = None
-                self._task(asyncio.to_thread(trainer.kill))  # leaves nothing of it behind
+                self._task(asyncio.to_thread(trainer.kill))  # leaves no process behind
                 self._failed(reason)
             case Skipped(records, reason):
                 _log.warning("%s: its trainer did not learn from %d sequences: %s", self._name, records, reason)
@@ -319,24 +321,24 @@ class SpotHost:
                 assert_never(event)
 
     def _failed(self, reason: str) -> None:
-        """The trainer is gone: say so, and start another a little later."""
+        """Report the lost trainer, and start another one a little later."""
         session, self._session = self._session, None
         self._halted.set()
         if session is not None:
             self._client.trainer_failed(session.session, reason)
-        self._client.busy(0)  # it could not obey
+        self._client.busy(0)  # it cannot train
         self._emit(TrainFailed(reason))
         self._failures += 1
         if self._failures <= len(_RETRY_S):
             self._task(self._start_trainer(_RETRY_S[self._failures - 1]))
 
     async def _feed(self, trainer: SpotTrainer, session: int, tokens: int) -> None:
-        """Bring sequences until the trainer has some or the session ends."""
+        """Send sequences until the trainer has some or the session ends."""
         version = self._target[0].version if self._target else 0
         while self._session is not None and self._session.session == session:
             records: list[SequenceRecord] = []
             try:
-                if self._buffer is not None:  # else the driver has not heard yet that the engine is up
+                if self._buffer is not None:  # otherwise the driver does not know yet that the engine is up
                     asked = self._buffer.sample.remote(tokens, version=version)
                     records = await asyncio.wait_for(asked, _BUFFER_TIMEOUT_S)
             except (RayError, TimeoutError) as error:
@@ -361,12 +363,13 @@ class SpotHost:
         self._trainer, self._reached = trainer, 0
         self._reader = threading.Thread(target=self._read, args=(trainer,), name=f"{self._name}-trainer", daemon=True)
         self._reader.start()
-        await self._tell(trainer, PublishDrafter())  # what it starts with: fresh, given, or from a checkpoint
+        await self._tell(trainer, PublishDrafter())  # its first weights: fresh, given, or from a checkpoint
         if not self._busy and self._trainer is trainer:
             self._client.idle()
 
     def _spawn(self) -> SpotTrainer:
-        """On a thread, which outlives a cancelled task: what it starts after `close` has looked, it ends itself."""
+        """Start a trainer, on a thread that outlives a cancelled task. If `close` has run meanwhile, end the trainer
+        again."""
         trainer = self._newest = self._plan.factory(self._host)
         if self._closing.is_set():
             trainer.kill()
@@ -382,8 +385,8 @@ class SpotHost:
     # Plumbing.
 
     def _post(self, function: Callable[[Any], None], argument: object) -> None:
-        """From another thread."""
-        with suppress(RuntimeError):  # the loop is closed: the worker is going away
+        """Call a function on the event loop, from another thread."""
+        with suppress(RuntimeError):  # the loop is closed: the worker is ending
             self._loop.call_soon_threadsafe(function, argument)
 
     def _task(self, work: Any) -> None:
@@ -395,7 +398,7 @@ class SpotHost:
         await self._tell(trainer, SetTarget(*await asyncio.to_thread(cut_head, manifest, buffer)))
 
     async def _tell(self, trainer: SpotTrainer, command: SpotCommand) -> None:
-        """A command to the trainer; one that has died says so through its events."""
+        """Send the trainer a command. If it has died, its events report it."""
         try:
             await asyncio.to_thread(trainer.send, command)
         except Exception as error:

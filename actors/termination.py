@@ -1,8 +1,8 @@
-"""SIGTERM in a Ray actor, told to a function. Owns the way from the signal to the call; decides nothing.
+"""Call a function on SIGTERM in a Ray actor.
 
-Ray's own handler makes an asynchronous actor refuse calls and then wait for those that run: one whose stream of events
-never ends is half dead, for ever. Only the main thread may install another with `signal`, and such an actor never runs
-there. `faulthandler` may be told from any thread: it writes to a descriptor, from which a thread reads.
+Ray's own handler makes an asynchronous actor refuse calls and then wait for running ones: an actor with an endless
+event stream would hang for ever. Only the main thread may install another handler with `signal`, and such an actor
+never runs there. `faulthandler` works from any thread: it writes to a descriptor, from which a thread reads.
 """
 
 import faulthandler
@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 
 def on_sigterm(told: Callable[[], None]) -> None:
-    """From now on SIGTERM calls `told`, on a thread of its own, and does nothing else; once per process."""
+    """Let SIGTERM call `told`, on a separate thread, and do nothing else; once per process."""
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     faulthandler.register(signal.SIGTERM, writing, all_threads=False, chain=False)

@@ -1,7 +1,8 @@
-"""The figures of docs/results in short, beside the committed ones: `python -m benchmarks [--rows driver,rollout]`.
+"""Run short versions of the figures in docs/results: `python -m benchmarks [--rows driver,rollout]`.
 
-Runs each row of benchmarks/rows.py in a process of its own within a time limit, whatever became of the others, and
-writes `results/bench.json` and `results/bench.md`. Exit code 1 if a row failed; a figure that moved is no failure.
+Each row of benchmarks/rows.py runs in a separate process with a time limit, regardless of the others' outcome. Writes
+`results/bench.json` and `results/bench.md`, with the committed figures for comparison. Exit code 1 if a row failed; a
+changed figure is no failure.
 """
 
 import shutil
@@ -64,7 +65,7 @@ def main(
 
 
 def prepare(folder: Path) -> None:
-    """The demo's data; its warm start, which many rows and the demo itself begin from, comes with the first run."""
+    """Make the demo's data. Its warm start, used by many rows and the demo itself, comes with the first run."""
     if not (DEMO / "data/train.jsonl").is_file():
         words = [sys.executable, "-m", "examples.guess_and_check.make_data", "--seed", "0"]
         done = attempt(words, folder / "make_data.log", 300)
@@ -73,7 +74,7 @@ def prepare(folder: Path) -> None:
 
 
 def demo(folder: Path) -> Path | None:
-    """The model of the row `seeds`, else the newest that a run left, else None."""
+    """Return the model of the row `seeds`, else the newest that a run left, else None."""
     ours = folder / "seed-0/model"
     try:
         return ours if (ours / "tokenizer.json").is_file() else find_demo(None)
@@ -82,7 +83,7 @@ def demo(folder: Path) -> Path | None:
 
 
 def run(name: str, row: Row, given: Mapping[str, Path | None], folder: Path, left_s: float) -> dict[str, Any]:
-    """What became of a row, and its figures beside the committed ones."""
+    """Run a row. Returns its outcome, and its figures next to the committed ones."""
     words = f"{row.first} {row.options}"
     if missing := [NEEDS[need] for need in NEEDS if f"{{{need}}}" in words and given[need] is None]:
         return {"outcome": "skipped", "why": f"needs {'; '.join(missing)}"}
@@ -117,7 +118,7 @@ def committed(row: Row) -> dict[str, Any] | None:
 
 
 def beside(row: Row, known: Mapping[str, Any] | None, now: Mapping[str, Any]) -> dict[str, Any]:
-    """The figures of a record beside those of the committed one, if there is one."""
+    """Return the figures of a record next to those of the committed one, if there is one."""
     before = {figure.name: figure for figure in row.figures(known)} if known is not None else {}
     figures = []
     for figure in row.figures(now):
@@ -128,7 +129,7 @@ def beside(row: Row, known: Mapping[str, Any] | None, now: Mapping[str, Any]) ->
 
 
 def cpu(record: Mapping[str, Any]) -> str:
-    """Wherever an older record has it."""
+    """Return the CPU, from wherever an older record has it."""
     of = record.get("machine") or record.get("device") or next(iter(record.values()))["machine"]
     return str(of["cpu"])
 
@@ -141,7 +142,7 @@ def told(row: Mapping[str, Any]) -> str:
 
 
 def table(found: Mapping[str, Mapping[str, Any]]) -> str:
-    """Markdown."""
+    """Render Markdown."""
     lines: list[Sequence[object]] = []
     notes = [f"{name}: {told(row)}" for name, row in found.items() if row["outcome"] != "done"]
     for name, row in found.items():

@@ -1,10 +1,11 @@
-"""What coupling costs and buys: acceptance of one fitted EAGLE head under five ways of drafting, on real rollouts.
+"""The cost and gain of coupling: acceptance of one fitted EAGLE head under five ways of drafting, on real rollouts.
 
     python -m benchmarks.acceptance --target runs/demo/model --eagle /path/to/drafter
 
-Coupled chains and trees, trees ranked by confidence as in TLT, rejection sampling with drafter probabilities, and
-greedy one-hot drafts under rejection sampling (what a drafter without probabilities gets elsewhere), same prompts. The
-table of notes/coupled_sampling.md, measured on a model instead of synthetic distributions.
+The ways are coupled chains and trees, trees ranked by confidence as in TLT, rejection sampling with drafter
+probabilities, and greedy one-hot drafts under rejection sampling (what a drafter without probabilities gets elsewhere).
+All use the same prompts. The table of notes/coupled_sampling.md, measured on a model instead of synthetic
+distributions.
 """
 
 from collections import defaultdict
@@ -61,11 +62,12 @@ def first_token(
     responses: Mapping[int, Tokens],
     temperature: float,
 ) -> dict[str, float]:
-    """Probability that the first drafted token (of one, or of four children) is accepted, by way of drafting: the mean
-    over every position of the same rollouts from the second token on, each drafted for with its true past.
+    """Return the probability that the first drafted token (of one, or of four children) is accepted, by way of
+    drafting. It is the mean over every position of the same rollouts from the second token on, each drafted with its
+    true past.
 
-    With p and q the target's and the drafter's distribution: rejection sampling accepts with sum of min(p, q), one-hot
-    drafts with p of the drafted tokens; coupled ones exactly when the target's own draw is among the drafted.
+    With p and q the target's and the drafter's distribution, rejection sampling accepts with sum of min(p, q), one-hot
+    drafts with p of the drafted tokens. Coupled drafts are accepted exactly when the target's own draw is among them.
     """
     sums: dict[str, float] = defaultdict(float)
     for request in requests:
@@ -101,7 +103,7 @@ def first_token(
 
 
 def measure(target: Target, task: Task, way: Way, eagle: str, temperature: float, requests: int) -> dict[str, Any]:
-    """Counts over one set of requests."""
+    """Return counts over one set of requests."""
     options = engine_options(32)
     drafter = EagleDrafter(
         target.model,
@@ -130,7 +132,7 @@ def measure(target: Target, task: Task, way: Way, eagle: str, temperature: float
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """One line per way, one column per temperature."""
+    """Render one line per way, one column per temperature."""
     temperatures = sorted({row["temperature"] for row in rows})
     found: dict[tuple[str, str], dict[float, str]] = {(row["way"], row["strategy"]): {} for row in rows}
     for row in rows:
@@ -140,7 +142,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def first_table(first: Mapping[float, Mapping[str, float]]) -> str:
-    """Probability that the first drafted token is accepted."""
+    """Render the probability that the first drafted token is accepted."""
     names = next(iter(first.values()))
     rows = [[name, *(f"{of[name]:.3f}" for of in first.values())] for name in names]
     return markdown(["first drafted token", *(f"T = {t:g}" for t in first)], rows)

@@ -1,5 +1,6 @@
-"""Parts of the driver on their own, for tests and measurements: a dispatcher, or a reward pool, with a loop whose
-reactions are what the caller says. In a run all parts share one loop (launch.run.reactions)."""
+"""Parts of the driver by themselves, for tests and measurements: a dispatcher or a reward pool with its own event loop,
+whose reactions the caller sets. In a run all parts share one loop (launch.run.reactions).
+"""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -48,7 +49,7 @@ class Told(RunObserver):
 
 
 class DispatcherAlone(RolloutDispatcher):
-    """`meanwhile`, `buffer_of` and the hooks may be changed at any time."""
+    """A dispatcher alone. `meanwhile`, `buffer_of` and the hooks may be changed at any time."""
 
     def __init__(
         self,
@@ -88,7 +89,8 @@ class DispatcherAlone(RolloutDispatcher):
         should_stop: Callable[[], bool] = lambda: False,
         more: Callable[[], bool] = lambda: False,
     ) -> DispatchStats:
-        """Sample all; `tick`: after every turn of the loop. `more`: requests are still to come (`submit`)."""
+        """Sample all requests. `tick`: called after every turn of the loop. `more`: requests are still to come
+        (`submit`)."""
         self.begin(requests)
         self._on_finished, self.tick = on_finished, tick
         stopped = True
@@ -131,7 +133,7 @@ class DispatcherAlone(RolloutDispatcher):
 
 
 class PoolAlone(RewardPool):
-    """`meanwhile` may be changed at any time."""
+    """A reward pool alone. `meanwhile` may be changed at any time."""
 
     def __init__(
         self,
@@ -153,7 +155,7 @@ class PoolAlone(RewardPool):
         self.loop.react_with(self._react)
 
     def poll(self) -> None:
-        """Take what is graded; does not wait."""
+        """Take the graded responses; does not wait."""
         self.loop.turn()
 
     def _react(self, event: Any) -> None:

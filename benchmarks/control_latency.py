@@ -1,8 +1,8 @@
-"""How fast a rollout worker answers the driver while its engine decodes, and how fresh finished rollouts arrive.
+"""The latency of a rollout worker's answers while its engine decodes, and the delay of finished rollouts.
 
     python -m benchmarks.control_latency [--seconds 20] [--workers 1] [--out benchmarks/results/control_latency.json]
 
-The dispatcher keeps the real native engine busy on one thread; meanwhile another calls status, abort (of an unknown
+The dispatcher keeps the real native engine busy on one thread. Another thread calls status, abort (of an unknown
 request) and submit (of nothing) on the worker, one after the other, and times each round trip. The same calls to the
 idle worker are the baseline. Target: p99 under 20 ms while decoding. Run it on an otherwise idle machine.
 """

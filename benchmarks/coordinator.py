@@ -1,14 +1,14 @@
 """The coordinator under load: `python -m benchmarks.coordinator [--only round_trip preemption ...]`.
 
-Owns `results/coordinator.json` and its sections (random sequences of events and simulated clusters are tests:
-`python -m tests.coordinator.fuzz`):
+Owns `results/coordinator.json` and its sections (`python -m tests.coordinator.fuzz` tests random sequences of events
+and simulated clusters):
 
-  round_trip   256 real connections from another process; a session of 16 (the default limit), or of all, starts and
-               stops all the while; and a session of all of 1,024. From a worker saying something to the
-               acknowledgement in its hands, the answers of all members included. Target: p99 < 10 ms
-  preemption   from the end of the rollout to the last of 256, or 1,000, workers on the books as IDLE again, each told
-               over a connection of its own. Targets: 100 and 300 ms. Trainers here stop at once: in a run the rest of a
-               micro-step comes on top
+  round_trip   256 real connections from another process. A session of 16 (the default limit), or of all, starts and
+               stops all the while; and a session of all of 1,024. From a worker's message to the receipt of its
+               acknowledgement, including the answers of all members. Target: p99 < 10 ms
+  preemption   from the end of the rollout until the last of 256, or 1,000, workers is recorded as IDLE again, each
+               over its own connection. Targets: 100 and 300 ms. Trainers here stop at once; in a run the rest of a
+               micro-step is added
   throughput   events per second of the machine alone, 1,000 and 5,000 workers
 
 Both ends of all connections share this machine's cores, so a figure here is an upper bound of the coordinator's part.
@@ -52,7 +52,7 @@ PREEMPTION_TARGETS_MS = {256: 100.0, 1000: 300.0}
 
 
 class Watched:
-    """A coordinator whose TRAINING workers are counted as they come and go, on its own thread."""
+    """A coordinator whose number of TRAINING workers is counted, on a thread of its own."""
 
     def __init__(self, options: CoordinatorOptions) -> None:
         self.training = 0
@@ -80,7 +80,7 @@ class Watched:
             time.sleep(0.02)
 
     def train_and_stop(self, step: int, members: int, train_s: float) -> float:
-        """A session of so many workers begins, lasts `train_s` and is stopped. Returns how long stopping took, in s."""
+        """Start a session of `members` workers, stop it after `train_s`, and return the seconds that stopping took."""
         self.server.control(RolloutStarted(step))
         self.until(lambda: self.count(State.TRAINING, Phase.RUNNING) == members)
         time.sleep(train_s)
@@ -94,7 +94,7 @@ class Watched:
 
 @contextmanager
 def connected(workers: int, members: int = 1024) -> Iterator[tuple[Watched, Swarm]]:
-    """A coordinator and so many idle workers of one group, at most `members` of which train."""
+    """Yield a coordinator and `workers` idle workers of one group, of which at most `members` train."""
     options = CONNECTED.model_copy(update={"max_members": members})
     watched = Watched(options)
     try:
@@ -155,7 +155,7 @@ def throughput() -> list[dict[str, Any]]:
 
 
 def machine_alone(workers: int, of: int) -> dict[str, Any]:
-    """Events per second: heartbeats, and whole cycles in which every group trains as far as it may."""
+    """Return events per second: heartbeats, and whole cycles in which every group trains as far as it may."""
     machine = Machine(CONNECTED, term=1)
     names = [f"w{i:04}" for i in range(workers)]
     for i, name in enumerate(names):
@@ -180,7 +180,7 @@ def machine_alone(workers: int, of: int) -> dict[str, Any]:
 
 
 def run_cycle(machine: Machine, names: list[str], step: int) -> int:
-    """All become idle, train, stop and are busy again. Returns the number of events."""
+    """Let all workers become idle, train, stop and be busy again. Returns the number of events."""
     pending: list[Event] = [RolloutStarted(step), *(Idle(name, 1) for name in names)]
     events = 0
     while pending:

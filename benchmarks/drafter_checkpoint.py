@@ -1,7 +1,7 @@
-"""What a drafter's checkpoint makes training wait for: `python -m benchmarks.drafter_checkpoint`.
+"""How long a drafter's checkpoint blocks training: `python -m benchmarks.drafter_checkpoint`.
 
-Owns `results/drafter_checkpoint.json`. Four ways to save one trainer, in turns, after a micro-step each (TLT Figure
-17a compares the first with the last):
+Owns `results/drafter_checkpoint.json`. It compares four ways to save one trainer, in turn, after a micro-step each (TLT
+Figure 17a compares the first with the last):
 
     synchronous full          all tensors of the drafter with its optimizer, and the target's embedding, norm and head,
                               which it uses frozen; by torch.distributed.checkpoint in the thread that trains
@@ -9,8 +9,8 @@ Owns `results/drafter_checkpoint.json`. Four ways to save one trainer, in turns,
     asynchronous full         copied aside in the thread that trains, written behind it
     asynchronous selective    what a spot trainer does (`actors.spot.checkpoints`)
 
-All write to the same disk and are durable (fsync) when they end. `blocking` is what the training thread waited for.
-A micro-step follows every save: `beside` is how long it takes while the file is being written, on the one core.
+All write to the same disk and are durable (fsync) when they end. `blocking` is the time that the training thread
+waited. A micro-step follows every save; `beside` is its time while the file is being written, on the same core.
 """
 
 import json
@@ -36,7 +36,7 @@ from contracts.spot import Checkpointed
 from drafter.training.head import TargetHead
 from drafter.training.trainer import DrafterTrainer
 
-# The demo's target, and one with the vocabulary and (untied) head that make up most of a real drafter's checkpoint.
+# The demo's target, and one with the vocabulary and (untied) head that dominate a real drafter's checkpoint.
 TARGETS: dict[str, tuple[str, dict[str, Any]]] = {
     "demo": ("float32", {}),
     "hidden 512, vocabulary 16k": (
@@ -69,7 +69,7 @@ class Save:
 
 
 def compare(trainer: DrafterTrainer, repeats: int, rows: int, disk: Path | None) -> dict[str, Any]:
-    """Every way in turn, `repeats` times after one that is not counted."""
+    """Run every way in turn, `repeats` times after an uncounted one."""
 
     def micro_step() -> float:
         record = random_record(rows, trainer.head.config, trainer.steps)

@@ -1,18 +1,18 @@
-"""Drafter training: packed micro-steps against the same sequences in batches of 8 padded to the longest.
+"""Compare packed drafter training with the same sequences in batches of 8 padded to the longest.
 
     python -m benchmarks.drafter_packing [--target runs/demo/model ...] [--threads 1] [--repeats 7] [--sequences 384]
 
 Counts supervised tokens per second of whole micro-steps: packing or padding, forward, losses, backward, AdamW. Both
-train the same network on the same sequences in the same order with the same sums of losses, which is checked. Three
-ways take turns within one process; ratios are taken within a round, and the figure is their median:
+train the same network on the same sequences in the same order. Equal sums of losses are checked. Three ways take turns
+within one process. Ratios are taken within a round, and the figure is their median:
 
 - packed: the trainer's own micro-step;
-- padded: as TLT's vanilla batching (Figure 17b), one update per batch of 8, attention with a dense mask;
-- padded, favoured: padding alone is left to lose by. The padded batches get our kernel for packed segments, and are
-  summed up to as few updates as packed makes.
+- padded: like TLT's vanilla batching (Figure 17b), one update per batch of 8, attention with a dense mask;
+- padded, favoured: only padding costs. The padded batches use our kernel for packed segments, and are summed to as few
+  updates as packed makes.
 
-Lengths: the demo's own rollouts (prompt and response) of every target given, as its responses are short when RL starts
-and longer later; and log-normal ones with a long tail, whose states are random.
+Lengths: the demo's own rollouts (prompt and response) of every given target, since its responses are short when RL
+starts and longer later. Also log-normal ones with a long tail, whose states are random.
 """
 
 import json
@@ -47,7 +47,7 @@ SEED = 0
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Sequences in the order they are trained on, for one target."""
+    """Sequences in training order, for one target."""
 
     name: str
     head: TargetHead
@@ -55,12 +55,12 @@ class Case:
 
     @property
     def rows(self) -> int:
-        """Supervised tokens."""
+        """The number of supervised tokens."""
         return sum(record.rows - 1 for record in self.records)
 
 
 def demo_case(directory: Path, count: int) -> Case:
-    """`count` rollouts of the demo in random order, as an epoch of training takes them."""
+    """Return `count` rollouts of the demo in random order, like an epoch of training."""
     target = load_target(directory, "demo", "float32")
     prompts, responses = record_history(target, load_task(directory))
     records = list(collect_records(target.model, prompts, responses))
@@ -71,7 +71,7 @@ def demo_case(directory: Path, count: int) -> Case:
 
 
 def tail_case(demo: Case, count: int) -> Case:
-    """The demo's network with more positions, and log-normal lengths."""
+    """Return the demo's network with more positions, and log-normal lengths."""
     rng = np.random.default_rng(SEED)
     config = replace(demo.head.config, max_position_embeddings=TAIL_MAX)
     lengths = np.clip(np.rint(rng.lognormal(np.log(TAIL_MEDIAN), TAIL_SIGMA, count)), 8, TAIL_MAX).astype(int)
@@ -80,7 +80,7 @@ def tail_case(demo: Case, count: int) -> Case:
 
 
 def packs(records: Sequence[SequenceRecord], tokens: int) -> Iterator[list[SequenceRecord]]:
-    """In order, of at most `tokens` tokens or one sequence."""
+    """Yield packs in order, each of at most `tokens` tokens or one sequence."""
     pack, size = list[SequenceRecord](), 0
     for record in records:
         if pack and size + len(record.tokens) > tokens:
@@ -97,7 +97,7 @@ def batches(records: Sequence[SequenceRecord]) -> list[list[SequenceRecord]]:
 
 
 def padded(records: Sequence[SequenceRecord]) -> tuple[list[SequenceRecord], Tensor]:
-    """All as long as the longest, and which of the rows, bool [batch * rows], are real."""
+    """Pad all to the longest. Also returns which rows are real, bool [batch * rows]."""
     longest = max(record.rows for record in records)
     full, real = [], []
     for record in records:
@@ -111,14 +111,14 @@ def padded(records: Sequence[SequenceRecord]) -> tuple[list[SequenceRecord], Ten
 
 
 class DenseContext:
-    """Attention of a padded batch as it is usually written: causal, and no row sees a key that is padding."""
+    """Attention of a padded batch in the usual form: causal, and no row attends to padding keys."""
 
     def __init__(self, positions: Tensor, real: Tensor, batch: int) -> None:
         self.positions = positions
         rows = len(real) // batch
         causal = torch.ones(rows, rows, dtype=torch.bool).tril()
         self._shape = batch, rows
-        self._mask = causal & real.view(batch, 1, 1, rows) | torch.eye(rows, dtype=torch.bool)  # no row sees nothing
+        self._mask = causal & real.view(batch, 1, 1, rows) | torch.eye(rows, dtype=torch.bool)  # no empty row
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """See models.transformer.AttentionContext."""
@@ -128,7 +128,7 @@ class DenseContext:
 
 
 def padded_loss(trainer: DrafterTrainer, records: Sequence[SequenceRecord], *, dense: bool) -> tuple[Tensor, int]:
-    """(the sum of EAGLE's losses over real rows of one padded batch, how many there are)."""
+    """Return (the sum of EAGLE's losses over real rows of one padded batch, their number)."""
     head, model = trainer.head, trainer.model
     full, real = padded(records)
     batch = pack_records(full, head.version)
@@ -149,14 +149,14 @@ def padded_loss(trainer: DrafterTrainer, records: Sequence[SequenceRecord], *, d
 
 
 class Padded:
-    """The update of a trainer, by padded batches."""
+    """A trainer's update by padded batches."""
 
     def __init__(self, trainer: DrafterTrainer, *, dense: bool) -> None:
         self._trainer, self._dense, self._parameters = trainer, dense, list(trainer.model.parameters())
         self._optimizer = torch.optim.AdamW(self._parameters, trainer.options.learning_rate, weight_decay=0.0)
 
     def update(self, group: Sequence[Sequence[SequenceRecord]]) -> float:
-        """One step of the optimizer by the mean over all batches of the group; returns that mean."""
+        """Make one optimizer step with the mean over all batches of the group. Returns that mean."""
         self._optimizer.zero_grad(set_to_none=False)
         total, rows = 0.0, 0
         for records in group:
@@ -172,7 +172,7 @@ class Padded:
 
 
 def measure(case: Case, repeats: int) -> dict[str, Any]:
-    """Every way over all sequences, `repeats` times, in turns."""
+    """Run every way over all sequences, `repeats` times, in turns."""
     options = DrafterOptions(algorithm="eagle")
     trainers = [DrafterTrainer(case.head, options) for _ in range(3)]
     packed, vanilla, favoured = trainers[0], Padded(trainers[1], dense=True), Padded(trainers[2], dense=False)
@@ -202,7 +202,7 @@ def measure(case: Case, repeats: int) -> dict[str, Any]:
 
 
 def same_loss(case: Case, groups: Sequence[Sequence[SequenceRecord]]) -> None:
-    """SystemExit unless packed and padded say the same of fresh weights: then they do the same work."""
+    """Exit unless packed and padded give the same loss with fresh weights, so that they do the same work."""
     trainer = DrafterTrainer(case.head, DrafterOptions(algorithm="eagle"))
     with torch.no_grad():
         for group in groups[:3]:

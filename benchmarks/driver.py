@@ -1,11 +1,11 @@
-"""What a finished rollout costs the driver, by open requests and by workers. Does one driver carry a large fleet?
+"""The driver's cost per finished rollout, by open requests and by workers. Can one driver serve a large fleet?
 
 The dispatcher, its ledger, the collector and the observer are the real ones; reward workers are replaced by a fake. In
 `open` and `fleet` rollout workers and Ray are fakes too (`driver_fakes`) that answer one at a time, and their own time
-is left out; in `ray` there are real workers and streams, with an engine that samples nothing, and the time is all that
-the deciding thread spends, Ray's calls included. `one`: every batch of events brings the worst case, one finished
-rollout with the progress of four others, so each is followed by an assignment; `several`: four, with the progress of 32
-and a window. Detokenising is included, and in `fleet` the fleet's tick, with a reservation that Ray is not asked about;
+is excluded. In `ray` there are real workers and streams, with an engine that samples nothing, and the time is all that
+the deciding thread spends, including Ray's calls. `one`: every batch of events has the worst case, one finished rollout
+and progress of four others, so each is followed by an assignment. `several`: four finished, progress of 32 and a
+window. Detokenising is included. In `fleet` the fleet's tick is included, with a reservation that does not query Ray;
 `look_us` is one of its looks, of which there are four a second. Times are the thread's CPU time.
 
     python -m benchmarks.driver [--open 1000 8192 65536] [--workers 16 64 256 1024] [--ray 16] [--rollouts 60000]
@@ -64,11 +64,11 @@ from models.manifest import WeightsManifest
 
 SAMPLES, OPEN_WORKERS, PERIOD_S = 8, 8, 0.05
 LOOKS = 20
-WINDOWS = 8  # of rollouts, of which the slowest and the median are told
+WINDOWS = 8  # of rollouts; the slowest and the median are reported
 
 
 class Enough(BaseException):
-    """The rollouts that are timed have come."""
+    """The timed rollouts have arrived."""
 
 
 def prompt(prompt_id: int) -> Prompt:
@@ -77,7 +77,7 @@ def prompt(prompt_id: int) -> Prompt:
 
 
 class Pool:
-    """The reward pool: grades at once."""
+    """A stand-in for the reward pool that grades at once."""
 
     def __init__(self) -> None:
         self._grades: dict[int, Grade] = {}
@@ -93,7 +93,7 @@ class Pool:
 
 
 class Watch:
-    """Times of finished rollouts, and what of them the fakes took."""
+    """Times of finished rollouts, and the fakes' share of them."""
 
     def __init__(self, rollouts: int, profile: cProfile.Profile | None) -> None:
         self._rollouts, self._profile = rollouts, profile
@@ -132,7 +132,7 @@ def observer(folder: Path) -> Iterator[Observer]:
 
 @dataclass
 class Driver:
-    """What of a run's reactions this measures."""
+    """The part of a run's reactions that is measured."""
 
     context: RunContext
     dispatcher: RolloutDispatcher
@@ -164,7 +164,7 @@ def context_of(seen: Observer, config: Config) -> RunContext:
 
 
 def config_of(workers: int) -> Config:
-    """Of a run with so many workers, of SLOTS requests each."""
+    """Return the configuration of a run with `workers` workers of SLOTS requests each."""
     rollout = {"workers": workers, "engine": {"max_running": SLOTS}}
     return Config.model_validate(
         {"run": {"name": "driver", "steps": 1}, "model": {"path": "m"}, "data": {"train": "t"}, "rollout": rollout}
@@ -172,7 +172,7 @@ def config_of(workers: int) -> Config:
 
 
 def sample(driver: Driver, requests: int, rollouts: int, profile: cProfile.Profile | None = None) -> dict[str, float]:
-    """One round of so many requests, of which the first `rollouts` are timed."""
+    """Run one round of `requests` requests, of which the first `rollouts` are timed."""
     seen = driver.context.observer
     rng = np.random.default_rng(0)
     prompts = requests // SAMPLES
@@ -205,7 +205,7 @@ def sample(driver: Driver, requests: int, rollouts: int, profile: cProfile.Profi
 
 @contextmanager
 def fakes(workers: int, mix: Mix, seen: Observer) -> Iterator[Driver]:
-    """A dispatcher of workers in this process. It is not started."""
+    """Yield a dispatcher of workers in this process, not started."""
     fleet = Fleet(mix)
     fleet.instead_of_ray()
     context = context_of(seen, config_of(workers))
@@ -219,7 +219,7 @@ def by_open(requests: int, rollouts: int, folder: Path, profile: cProfile.Profil
 
 
 class Places:
-    """The placement: all workers have one."""
+    """A stand-in for the placement: all workers have a place."""
 
     def __init__(self, workers: int) -> None:
         self._names = dict.fromkeys(worker_name(index) for index in range(workers))
@@ -232,7 +232,7 @@ class Places:
 
 
 class Sending:
-    """The learner's end of a hand-over, which everybody gets."""
+    """The learner's end of a hand-over that every worker receives."""
 
     def offer(self, receiver: int) -> Offer:
         return Offer(store="", name="", version=2, tensors=(), total_bytes=0, receiver=receiver, limit_s=60.0)
@@ -245,11 +245,11 @@ class Sending:
 def by_workers(
     workers: int, mix: str, requests: int, rollouts: int, folder: Path, profile: cProfile.Profile | None = None
 ) -> dict[str, Any]:
-    """A round of so many requests, of which every worker runs SLOTS."""
+    """Measure a round of `requests` requests, with SLOTS running on every worker."""
 
     def timed_us(call: Callable[[], object]) -> float:
-        """Per worker."""
-        gc.collect()  # of what was there before
+        """Return the time per worker."""
+        gc.collect()  # of earlier objects
         OWN.seconds, begin_s = 0.0, time.thread_time()
         call()
         return round((time.thread_time() - begin_s - OWN.seconds) / workers * 1e6, 1)
@@ -278,7 +278,7 @@ def by_workers(
 
 
 def with_ray(workers: int, mix: str, rollouts: int, folder: Path) -> dict[str, Any]:
-    """Real workers and streams. `process_us`: of all threads of the driver's process, Ray's included."""
+    """Measure real workers and streams. `process_us`: of all threads of the driver's process, including Ray's."""
     with observer(folder) as seen:
         context = context_of(seen, config_of(workers))
         spawn = spawner(lambda name: partial(Replay, MIXES[mix], PERIOD_S))
@@ -318,7 +318,7 @@ def main(
                         add("ray", with_ray(count, mix, rollouts // 10, folder))
         for requests in open:
             add("rows", by_open(requests, rollouts, folder))
-        requests = 2 * max(workers, default=0) * SLOTS  # the same for all: at the most workers, as many wait as run
+        requests = 2 * max(workers, default=0) * SLOTS  # the same for all: with the most workers, as many wait as run
         for mix in MIXES:
             for count in workers:
                 last = mix == "several" and count == workers[-1]

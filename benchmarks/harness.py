@@ -1,8 +1,8 @@
-"""What every benchmark and experiment shares: options, machine facts, a busy guard, turns, intervals, the record.
+"""Shared code of benchmarks and experiments: options, machine facts, a busy guard, turns, intervals, the record.
 
-Owns how a script's `main` becomes a command, how contestants take turns within one process, the interval of what is
-paired, and what a record says of the machine. Never decides what is measured. Needs no package but numpy, so that it
-runs on a bare GPU machine. Figures: benchmarks/figures.py.
+Owns how a script's `main` becomes a command, how contestants take turns within one process, the interval of paired
+values, and the machine facts in a record. Never decides what is measured. Needs no package but numpy, so that it runs
+on a bare GPU machine. Figures: benchmarks/figures.py.
 """
 
 import argparse
@@ -39,11 +39,11 @@ T = TypeVar("T")
 
 
 def command(make: Callable[..., T], *, timed: bool = True) -> T:
-    """What `make`, a function or a dataclass, returns for this process's command line.
+    """Call `make`, a function or a dataclass, with this process's command line. Returns its result.
 
     A keyword of its signature is an option of that name: of several values if it is a sequence, a flag if it is a bool.
-    `Annotated[T, help, choices]` says more; what has no default is given by its place (or as an option, behind `*`),
-    and `*name` takes the rest. If `timed`, a busy machine is refused unless --busy is given; the record says so then.
+    `Annotated[T, help, choices]` adds to it. A parameter without a default is positional (or an option, after `*`), and
+    `*name` takes the rest. If `timed`, a busy machine is refused unless --busy is given, which the record then notes.
     """
     parser = argparse.ArgumentParser(description=inspect.getdoc(inspect.getmodule(make)))
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
@@ -71,7 +71,7 @@ def command(make: Callable[..., T], *, timed: bool = True) -> T:
 
 
 def _reading(hint: Any) -> dict[str, Any]:
-    """How argparse reads a value of this type."""
+    """Return the argparse arguments that read a value of this type."""
     how: dict[str, Any] = {}
     if get_origin(hint) is Annotated:
         hint, text, *choices = get_args(hint)
@@ -92,7 +92,7 @@ def _reading(hint: Any) -> dict[str, Any]:
 
 @cache
 def machine() -> dict[str, Any]:
-    """What this process measures on, as found when it was first asked."""
+    """Return the machine facts of this process, as found at the first call."""
     facts = _cpu_facts()
     flags = [flag for flag in facts.get("flags", "").split() if flag.startswith(("avx2", "avx512", "amx", "fma"))]
     git = ("git", "describe", "--always", "--dirty", "--exclude=*")
@@ -113,7 +113,7 @@ def machine() -> dict[str, Any]:
 
 
 def busy_cores(sample_s: float = 0.5) -> float:
-    """How many of our cores other work uses, over `sample_s` in which this process sleeps."""
+    """Return the cores that other work uses, over `sample_s` in which this process sleeps."""
 
     def idle_and_all() -> tuple[int, int]:
         lines = (line.split() for line in Path("/proc/stat").read_text().splitlines())
@@ -131,8 +131,8 @@ def busy_cores(sample_s: float = 0.5) -> float:
 
 
 def is_busy() -> bool:
-    """OpenMP threads that wait for each other spin, so a program with as many threads as cores can be tens of times
-    slower beside other work: its timings mean nothing."""
+    """Whether other work makes timings meaningless. OpenMP threads that wait for each other spin, so a program with as
+    many threads as cores can be tens of times slower next to other work."""
     return bool(machine()["busy_cores"] > BUSY_CORES)
 
 
@@ -157,8 +157,8 @@ def installed_version(name: str) -> str | None:
 
 
 def write(out: Path, question: str, found: Mapping[str, Any], *, settings: Mapping[str, Any], **of: Any) -> None:
-    """The record: what was asked, on which machine, with which settings (seed, threads, cold or warm), what came out.
-    Further keywords are facts of the machine that this benchmark alone needs."""
+    """Write the record: question, machine, settings (seed, threads, cold or warm) and results. Further keywords are
+    machine facts that only this benchmark needs."""
     record = {"question": question, "machine": machine() | of, "settings": dict(settings), **found}
     save(out, record)
     print(f"wrote {out}", flush=True)
@@ -175,14 +175,14 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def markdown(head: str | Sequence[object], rows: Sequence[str | Sequence[object]]) -> str:
-    """A table. Cells come as a sequence, or in one string with " | " between them."""
+    """Render a table. Cells come as a sequence, or in one string with " | " between them."""
     lines = [line if isinstance(line, str) else " | ".join(map(str, line)) for line in (head, *rows)]
     rule = "---|" * (lines[0].count(" | ") + 1)
     return "\n".join([f"| {lines[0]} |", f"|{rule}", *(f"| {line} |" for line in lines[1:])])
 
 
 def replace_block(page: Path, name: str, text: str) -> None:
-    """Between `<!-- NAME: begin -->` and its end. Raises ValueError where the page has no place for it."""
+    """Replace the text between `<!-- NAME: begin -->` and its end. Raises ValueError if the page lacks the marks."""
     begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
     before, found, rest = page.read_text(encoding="utf-8").partition(begin)
     _, ended, after = rest.partition(end)
@@ -215,12 +215,12 @@ def in_turns(
 
 
 def paired(over: Sequence[float], under: Sequence[float]) -> dict[str, float]:
-    """The ratio of two contestants, taken within a turn: see `interval`."""
+    """Return the ratio of two contestants, paired by turn: see `interval`."""
     return interval([a / b for a, b in zip(over, under, strict=True)])
 
 
 def interval(values: ArrayLike) -> dict[str, float]:
-    """Median with its 95 % bootstrap interval."""
+    """Return the median with its 95 % bootstrap interval."""
     found = np.asarray(values, float)
     draws = np.random.default_rng(0).integers(0, len(found), (DRAWS, len(found)))
     low, high = np.quantile(np.median(found[draws], axis=1), (0.025, 0.975))
@@ -228,7 +228,8 @@ def interval(values: ArrayLike) -> dict[str, float]:
 
 
 def ratio_of_rates(ours: NDArray[Any], theirs: NDArray[Any]) -> dict[str, float]:
-    """Of two rates over the same cases ([N, 2]: gained, spent), with the interval over draws of cases."""
+    """Return the ratio of two rates over the same cases ([N, 2]: gained, spent), with an interval over
+    draws of cases."""
     draws = np.random.default_rng(0).integers(0, len(ours), (DRAWS, len(ours)))
 
     def ratio(rows: NDArray[Any]) -> NDArray[Any]:
@@ -242,11 +243,11 @@ def ratio_of_rates(ours: NDArray[Any], theirs: NDArray[Any]) -> dict[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Of a command: what became of it, and the seconds it took. `code` None: it was stopped at its limit."""
+    """The outcome of a command, and its seconds. `code` None: it was stopped at its limit."""
 
     code: int | None
     seconds: float
-    tail: str  # of what it printed
+    tail: str  # end of its output
 
     @property
     def text(self) -> str:
@@ -254,7 +255,7 @@ class Outcome:
 
 
 def attempt(words: Sequence[str], log: Path, limit_s: float) -> Outcome:
-    """Run a command in the repository with its output in `log`; at the limit it is killed with all it has started."""
+    """Run a command in the repository with its output in `log`. At the limit it is killed with all of its children."""
     start_s = time.monotonic()
     with log.open("wb") as file:
         process = subprocess.Popen(words, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)

@@ -1,17 +1,17 @@
-"""What does drafter training on idle workers cost an RL step?
+"""The cost of drafter training on idle workers, per RL step.
 
     python -m benchmarks.interference [--steps 60] [--out benchmarks/results/interference.json]
 
-Three jobs of the demo live side by side and take every RL step in turn, in changing order, so that each step is timed
-on the same rollouts under the same conditions:
+Three jobs of the demo run side by side and take every RL step in turn, in changing order. So each step is timed on the
+same rollouts under the same conditions:
 
     off      no drafter is trained: no trainers, no hidden states, no coordinator
     paused   everything is there, but spot training is paused at the coordinator
     on       idle workers train
 
-The engines decode plainly: how good the drafter gets must not show in these times. Each worker's engine and trainer
-have one thread and are pinned to one core. on / paused is the interference of the trainers, on / off the cost of all of
-it. The tokens must be the same in all three. Writes JSON and an SVG; about six minutes on two quiet cores.
+The engines decode plainly, so that the drafter's quality does not affect the times. Each worker's engine and trainer
+have one thread and are pinned to one core. on / paused is the interference of the trainers, on / off the total cost.
+The tokens must be the same in all three. Writes JSON and an SVG; about six minutes on two quiet cores.
 """
 
 import json
@@ -48,13 +48,13 @@ def configuration(name: str, folder: Path, steps: int, extra: Sequence[str]) -> 
         *extra,
     ]
     config = load_config(CONFIG, overrides).config
-    # Not to be had by an override: a drafter that never drafts is not worth training.
+    # No override gives this: a drafter that never drafts is not worth training.
     plain = config.rollout.speculation.model_copy(update={"mode": "fixed", "strategies": ("plain",)})
     return config.model_copy(update={"rollout": config.rollout.model_copy(update={"speculation": plain})})
 
 
 def figure(path: Path, ratios: Mapping[str, Sequence[float]]) -> None:
-    """One dot per RL step and ratio, and the medians."""
+    """Draw one dot per RL step and ratio, and the medians."""
     lines = [Line(name, list(enumerate(series)), ".") for name, series in ratios.items()]
     steps = (0, max(map(len, ratios.values())) - 1)
     lines += [Line(name, [(x, median(series)) for x in steps]) for name, series in ratios.items()]

@@ -1,10 +1,10 @@
-"""The learner's RL step on groups of a chat prompt: beginnings computed once, beside every sequence by itself.
+"""The learner's RL step on groups of a chat prompt: shared prefixes computed once, against every sequence by itself.
 
     python -m benchmarks.learner_groups [--rank 16] [--answer 20] [--own 12]
 
-SmolLM2-135M-Instruct in float32, or `--model`; 8 prompts x 8 responses of random tokens. Prompts have 17 tokens that
-all share (system prompt, template) and `--own` of their own. Responses are log-normal with median `--answer`, cut at 24
-like those of `examples/smollm`, and begin differently, so that only prompts are shared. Both ways take turns in one
+SmolLM2-135M-Instruct in float32, or `--model`; 8 prompts x 8 responses of random tokens. Prompts have 17 common tokens
+(system prompt, template) and `--own` of their own. Responses are log-normal with median `--answer`, cut at 24 like
+those of `examples/smollm`. They begin differently, so that only prompts are shared. Both ways take turns in one
 process, with one set of weights.
 """
 
@@ -31,7 +31,7 @@ VOCAB = 40_000  # below SmolLM2's 49,152
 
 
 def make_step(own: int, answer: int, prompts: int = 8, responses: int = 8, seed: int = 0) -> list[TrainSequence]:
-    """Groups of responses to prompts that begin alike."""
+    """Return groups of responses to prompts with a common prefix."""
     rng = np.random.default_rng(seed)
     system = rng.integers(0, VOCAB, SYSTEM_TOKENS)
     made = []

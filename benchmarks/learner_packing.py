@@ -1,10 +1,10 @@
-"""The learner's RL step: packed against padded micro-batches, peak memory, FSDP2 at one rank, and where the time goes.
+"""The learner's RL step: packed against padded micro-batches, peak memory, FSDP2 at one rank, and a profile.
 
     python -m benchmarks.learner_packing [--threads 2] [--repeats 7] [--rollouts 128]
 
 One RL step of the demo: 16 prompts x 8 responses, prompts of 12 tokens, response lengths log-normal with median 42 and
 90 % quantile 143, cut at 200; Qwen3 with 0.62M parameters; two mini-batches. Throughput counts real tokens only, so
-padding is a cost. Variants take turns within one process; a figure is the median over repeats, a ratio is taken within
+padding is a cost. Variants take turns within one process. A figure is the median over repeats; a ratio is taken within
 a turn. Peak memory is measured in a fresh process per variant: the growth of resident memory over the built model.
 """
 
@@ -41,7 +41,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def make_step(rollouts: int, seed: int = 0) -> list[TrainSequence]:
-    """Sequences with the demo's lengths."""
+    """Return sequences with the demo's lengths."""
     rng = np.random.default_rng(seed)
     sigma = math.log(143 / 42) / 1.2816  # 1.2816: the 90 % quantile of the standard normal
     lengths = np.clip(np.rint(np.exp(rng.normal(math.log(42), sigma, rollouts))), 1, 200).astype(int)
@@ -58,7 +58,7 @@ def make_step(rollouts: int, seed: int = 0) -> list[TrainSequence]:
 
 
 def make_trainer(model_dir: Path, variant: str, micro_batch_tokens: int) -> Trainer:
-    """A trainer of that variant, with fresh weights."""
+    """Return a trainer of that variant, with fresh weights."""
     learner = dict(VARIANTS[variant])
     force = learner.pop("force_sharding", False)
     options = LearnerOptions(mini_batches=2, micro_batch_tokens=micro_batch_tokens, **learner)
@@ -70,30 +70,31 @@ def make_trainer(model_dir: Path, variant: str, micro_batch_tokens: int) -> Trai
 
 
 def memory_bytes(key: str) -> int:
-    """VmRSS (now) or VmHWM (peak) of this process. Not getrusage: a child starts with its parent's peak there."""
+    """Return VmRSS (now) or VmHWM (peak) of this process. getrusage is unsuitable: a child starts with its parent's
+    peak."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(f"{key}:"))
 
 
 def measure_memory(model_dir: Path, variant: str, micro_batch_tokens: int, rollouts: int, threads: int) -> int:
-    """Peak growth in bytes while one step runs; to be called in a process of its own."""
+    """Return the peak growth in bytes during one step. Call it in a fresh process."""
     torch.set_num_threads(threads)
     trainer = make_trainer(model_dir, variant, micro_batch_tokens)
     trainer.rl_step(make_step(2, seed=1), temperature=1.0)  # library buffers that any first step allocates
     before = memory_bytes("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from here
+    Path("/proc/self/clear_refs").write_text("5")  # reset the peak
     trainer.rl_step(make_step(rollouts), temperature=1.0)
     return memory_bytes("VmHWM") - before
 
 
 def in_child(function: Callable[..., T], *args: object) -> T:
-    """function(*args) in a fresh process."""
+    """Run function(*args) in a fresh process."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply_async(function, args).get(timeout=300)
 
 
 def profile_step(trainer: Trainer, step: list[TrainSequence]) -> list[dict[str, float | str]]:
-    """The operations with the largest own time in one step."""
+    """Return the operations with the largest own time in one step."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CPU]) as recorded:

@@ -1,17 +1,18 @@
-"""What low-bit rollouts give and cost on CPUs: `python -m benchmarks.low_bit [--parts rollout learner ...] [--quick]`.
+"""The gain and cost of low-bit rollouts on CPUs: `python -m benchmarks.low_bit [--parts rollout learner ...]
+[--quick]`.
 
-rollout     tokens/s of our engine in fp32, bf16, W8A8 and W4A8, decoding plainly and speculating, beside stock vLLM
-            in bf16 and in its own W8A8: same prompts and response lengths, T = 1, each engine a process of its own,
-            compiled; all take their turn once a round, another one first each time; ratios are taken within a round
+rollout     tokens/s of our engine in fp32, bf16, W8A8 and W4A8, decoding plainly and speculating, against stock vLLM
+            in bf16 and in its own W8A8: same prompts and response lengths, T = 1, each engine a separate process,
+            compiled. All take a turn per round, starting with another one each time; ratios are taken within a round
 learner     one RL step whose forward mirrors W8A8 against the same step in full precision, in turns within one process
-publish     quantising and packing after an update, and what the engine makes of it, as shares of an RL step (the
-            learner's step and a rollout of as many tokens, both of this run); bytes handed over
-agreement   stock vLLM's log-probs of what it drew in W8A8 against our own low-bit forward
+publish     quantising and packing after an update, and the engine's part, as shares of an RL step (the learner's step
+            and a rollout of as many tokens, both of this run); bytes handed over
+agreement   stock vLLM's log-probs of its draws in W8A8 against our own low-bit forward
 
-Targets are the demo's model and its function-preserving inflations. Ends are off, as no noise is shared: a response is
-as long as in fp32, cut where a model is slow. Speculation is Paceline's default; warm ones know one earlier epoch of
-the same prompts and have run a few times, cold ones know nothing. A part, and a cell of `rollout`, that was measured
-again takes the place of its older self in the record, which is of one machine.
+Targets are the demo's model and its function-preserving inflations. Ends are off, since noise is not shared: a response
+is as long as in fp32, cut for slow models. Speculation is Paceline's default. Warm ones know one earlier epoch of the
+same prompts and have run a few times; cold ones know nothing. A part, or a cell of `rollout`, that is measured again
+replaces its old entry in the record, which is of one machine.
 """
 
 import os
@@ -42,22 +43,22 @@ from config.formats import FORMATS, Quantization
 PARTS = ("rollout", "learner", "publish", "agreement")
 QUESTION = "what do low-bit rollouts give, and what do they cost?"
 PAGE = ROOT / "docs/results/quantization.md"
-PROMPTS = 48  # at most, of the demo's
+PROMPTS = 48  # of the demo's, at most
 LENGTHS_EPOCH, LEARNING_EPOCH, MEASURED_EPOCH = 10, 20, 100  # MEASURED_EPOCH + round
-SETTLE_S = 0.3  # before a turn: for so long the threads of the one before may still spin, waiting for work
-LEAST_LENGTH = 12  # to which responses of a slow model are cut
+SETTLE_S = 0.3  # pause before a turn, since threads of the last one may still spin
+LEAST_LENGTH = 12  # shortest length to which responses of a slow model are cut
 # Engines by name: dtype and format of ours.
 OURS = {
     "fp32": ("float32", "none"),
     "bf16": ("bfloat16", "none"),
     "w8a8": ("bfloat16", "w8a8"),
-    "w8a8 fp32": ("float32", "w8a8"),  # all but the projections' products in float32
+    "w8a8 fp32": ("float32", "w8a8"),  # float32 except for the projections' products
     "w4a8": ("bfloat16", "w4a8"),
 }
 SPECULATING = ("fp32", "bf16", "w8a8")
 THEIRS = {"vllm bf16": "none", "vllm w8a8": "w8a8"}
 MAIN = "w8a8"
-ROLLOUTS = 128  # of the RL step that costs are a share of, as in the demo
+ROLLOUTS = 128  # of the RL step that costs are compared with, as in the demo
 Record = dict[str, Any]
 
 
@@ -84,7 +85,7 @@ class Options:
 
 
 def quickly(options: Options) -> Options:
-    """About a minute without vLLM."""
+    """Return options for a run of about a minute, without vLLM."""
     return replace(options, sizes=("demo",), few=(1, 8), rounds=2, learning_runs=1, seconds=0.2, repeats=3)
 
 
@@ -92,7 +93,7 @@ def quickly(options: Options) -> Options:
 
 
 class Models:
-    """The directories of one size, in full precision and in W8A8, written anew: vLLM's cache goes by the path."""
+    """The directories of one size, in full precision and in W8A8, written anew: vLLM's cache is keyed by the path."""
 
     def __init__(self, demo: Path, size: str) -> None:
         from models.checkpoint import hf_state_dict, read_config, save_model
@@ -114,7 +115,7 @@ class Models:
 
 @contextmanager
 def opened(options: Options, models: Models, history: Path, running: int) -> Iterator[dict[str, Contender]]:
-    """The contenders of one size, each up and waiting."""
+    """Yield the contenders of one size, each up and waiting."""
     with ExitStack() as stack:
 
         def start(name: str, kind: str, program: str, **more: Any) -> Peer:
@@ -140,7 +141,7 @@ def opened(options: Options, models: Models, history: Path, running: int) -> Ite
             path = models.full if form == "none" else models.low_bit["bfloat16"]
             peer = start(name, "stock", str(options.vllm_python), path=str(path), dtype="bfloat16")
             found[name] = Contender(name, peer)
-            peer.answer()  # one after the other: what one has compiled, the next may find
+            peer.answer()  # one after the other, so that later ones find what earlier ones compiled
         yield found
 
 
@@ -163,7 +164,7 @@ class Cell:
         return packed(rollouts.waves(self.task, len(limits), self.requests, epoch), limits)
 
     def measure(self) -> Record:
-        """All rounds, as a row of the record."""
+        """Run all rounds. Returns a row of the record."""
         options, names = self.options, list(self.contenders)
         for contender in self.contenders.values():
             for turn in range(options.learning_runs if contender.learns else 1):
@@ -188,7 +189,7 @@ class Cell:
 
 
 def ratios(seconds: Mapping[str, Sequence[float]]) -> dict[str, dict[str, float]]:
-    """How many times faster one is than another, "A / B", paired by rounds: what the goals are about."""
+    """Return how many times faster one is than another, "A / B", paired by rounds."""
     pairs = [(MAIN, "fp32"), (MAIN, "bf16"), ("w4a8", "fp32"), ("w4a8", "bf16"), ("w8a8 fp32", "fp32")]
     pairs += [(MAIN, "vllm w8a8"), (MAIN, "vllm bf16"), ("bf16", "vllm bf16")]
     pairs += [(f"{name}, speculating", name) for name in SPECULATING] + [(f"{MAIN}, speculating, cold", MAIN)]
@@ -220,11 +221,11 @@ def rollout(options: Options, demo_path: Path, entered: "Entered") -> None:
                 print(f"{minutes:4.1f} min  {size:>5} {requests:3d} requests: {speeds}", flush=True)
 
 
-# The learner, and what is handed over.
+# The learner, and the hand-over.
 
 
 def learner_seconds(size: str, models: Models, options: Options) -> Record:
-    """An RL step over the demo's lengths, mirrored and not, and what it costs for ROLLOUTS rollouts."""
+    """Measure an RL step over the demo's lengths, mirrored and not, and its cost for ROLLOUTS rollouts."""
     from actors.training.trainer import Trainer
     from config.learner import LearnerOptions, OptimizerOptions
     from config.model import ModelOptions
@@ -253,7 +254,7 @@ def learner_seconds(size: str, models: Models, options: Options) -> Record:
 
 
 def publish_seconds(size: str, models: Models, task: Task, learner_s: float, options: Options) -> Record:
-    """After an update: rounding, packing into one buffer, and the engine's part; beside full precision."""
+    """Measure an update: rounding, packing into one buffer, and the engine's part; against full precision."""
     from actors.engine.native.engine import NativeEngine
     from models.checkpoint import hf_state_dict, load_model
     from models.low_bit import quantised
@@ -292,7 +293,8 @@ def publish_seconds(size: str, models: Models, task: Task, learner_s: float, opt
 
 
 def agreement(size: str, models: Models, task: Task, history: Path, options: Options) -> Iterator[Record]:
-    """Of stock vLLM's log-probs with ours, by dtype: in W8A8, in full precision, and W8A8 against full precision."""
+    """Yield the agreement of stock vLLM's log-probs with ours, by dtype: in W8A8, in full precision, and W8A8 against
+    full precision."""
     from models.checkpoint import load_model
 
     waves = rollouts.waves(task, 1, 32, MEASURED_EPOCH)
@@ -322,7 +324,7 @@ def low_bit_of(models: Models, dtype: str) -> Any:
 
 @torch.no_grad()
 def gap(model: Any, wave: Sequence[Mapping[str, Any]], drawn: Mapping[str, Any]) -> dict[str, float]:
-    """|vLLM's log-prob - the model's|, over all tokens."""
+    """Return |vLLM's log-prob - the model's|, over all tokens."""
     from models.packed import PackedContext
 
     apart: list[float] = []
@@ -340,7 +342,7 @@ def gap(model: Any, wave: Sequence[Mapping[str, Any]], drawn: Mapping[str, Any])
 
 
 class Entered:
-    """The record on disk: each part and cell as soon as it is complete."""
+    """The record on disk, updated as soon as a part or cell is complete."""
 
     def __init__(self, options: Options) -> None:
         self._out = options.out

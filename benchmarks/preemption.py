@@ -1,11 +1,11 @@
-"""From the stop command to a worker decoding again: `python -m benchmarks.preemption`.
+"""The time from the stop command to a worker decoding again: `python -m benchmarks.preemption`.
 
-Owns `results/preemption.json`. One worker's engine and its spot trainer, both real child processes on one thread each,
-and a second engine that decodes all the time, as the tail of another worker does. Again and again the trainer gets the
-worker, trains, and is stopped at a random moment; then the engine takes its memory back and is given a request, as
-`actors.spot_host` does it. `total` ends when that request's first token arrives here. The bound is one micro-step (the
-median) and 50 ms; `total_without_micro_step` is what remains beside the micro-step that it met. Neither Ray nor the
-coordinator is in it: a worker that is given work stops training unasked.
+Owns `results/preemption.json`. One worker's engine and its spot trainer are both real child processes with one thread
+each. A second engine decodes all the time, like the tail of another worker. Repeatedly, the trainer gets the worker,
+trains, and is stopped at a random moment. Then the engine takes its memory back and gets a request, as in
+`actors.spot_host`. `total` ends when that request's first token arrives here. The bound is one micro-step (the median)
+plus 50 ms; `total_without_micro_step` excludes the interrupted micro-step. Neither Ray nor the coordinator is included,
+since a worker that gets work stops training unasked.
 """
 
 import json
@@ -42,14 +42,14 @@ from contracts.spot import (
 from models.checkpoint import save_model
 from models.config import ModelConfig
 
-ALLOWED_S = 0.05  # beside one micro-step
+ALLOWED_S = 0.05  # in addition to one micro-step
 DEADLINE_S = 30.0
 PARTS = ("rest_of_micro_step", "stop", "wake_and_first_token", "total", "total_without_micro_step")
 E = TypeVar("E")
 
 
 def expect(poll: Callable[[float], list[Any]], kind: type[E], also: Callable[[Any], None] = lambda event: None) -> E:
-    """The first event of a kind; `also` hears of every event up to then."""
+    """Return the first event of a kind; `also` gets every event up to then."""
     deadline_s = time.monotonic() + DEADLINE_S
     while time.monotonic() < deadline_s:
         found = None
@@ -63,7 +63,7 @@ def expect(poll: Callable[[float], list[Any]], kind: type[E], also: Callable[[An
 
 
 def records_of(config: ModelConfig, tokens: int) -> list[SequenceRecord]:
-    """Of a long-tailed length together about `tokens` tokens."""
+    """Return records of a long-tailed length with about `tokens` tokens in total."""
     rng = np.random.default_rng(tokens)
     records, total = [], 0
     while total < tokens:
@@ -83,7 +83,7 @@ class Worker:
         self._ends: list[float] = []
 
     def train(self, seconds: float) -> None:
-        """A session, from its first micro-step on for so long."""
+        """Run a session for `seconds` from its first micro-step on."""
         self.engine.send(Sleep())
         self._sessions += 1
         self.trainer.send(StartTraining(TrainSession(self._sessions, self._sessions, ("worker",), 0)))
@@ -94,7 +94,7 @@ class Worker:
                 self._hear(event)
 
     def preempt(self) -> tuple[float, ...]:
-        """Seconds of PARTS."""
+        """Preempt the trainer. Returns the seconds of PARTS."""
         known, at_s, start_s = len(self.micro_steps), time.time(), perf_counter()
         self.trainer.send(StopTraining(time.time()))
         expect(self.trainer.poll, TrainStopped, self._hear)
@@ -140,7 +140,7 @@ class Neighbour:
 
 
 def summary(taken: np.ndarray[Any, Any], micro_steps: np.ndarray[Any, Any]) -> dict[str, Any]:
-    """Milliseconds of `taken` [preemptions, PARTS] and of micro-steps [M]; pure."""
+    """Return milliseconds of `taken` [preemptions, PARTS] and of micro-steps [M]; pure."""
 
     bound_s = float(np.median(micro_steps)) + ALLOWED_S
     return {

@@ -1,17 +1,19 @@
-"""A whole RL step beside TRL's GRPOTrainer: `python -m benchmarks.rl_step_vs_trl --trl-python PATH`.
+"""A whole RL step against TRL's GRPOTrainer: `python -m benchmarks.rl_step_vs_trl --trl-python PATH`.
 
 Owns the comparison and `benchmarks/results/rl_step_vs_trl.json` (`--task smollm`: `rl_step_vs_trl_smollm.json`). Both
 sides start from the same checkpoint and do the same, without KL, with two threads:
+
 - `demo`: the tiny demo's model, warm-started, 16 prompts x 8 responses of up to 200 tokens, two optimizer steps.
 - `smollm`: SmolLM2-135M-Instruct with LoRA of rank 16 on all linear layers, `examples/smollm`'s sums and system prompt,
   8 prompts x 8 responses of up to 24 tokens, one optimizer step; without the drafter that is fitted and trained.
-Ours is the real program (Ray, two rollout workers, its graders; of `demo` in fast mode); TRL runs `trl_grpo.py` in
-its own interpreter, for TRL is no dependency. TRL generates with transformers: of its vLLM modes `server` hands
-weights over between CUDA devices, and `colocate` was not tried with vLLM's CPU wheel. The record has both sides'
-rewards by seed and step (`curves`), and at how many steps the ranges of the seeds overlap. On a busy machine TRL's
-two threads wait for each other and it becomes tens of times slower: then no speed-up is written. Runs alternate, so
-that a noisy machine hurts both; the time of a step is from the end of the step before it to its own end, whatever
-happened in between; the first steps of each run are left out.
+
+Ours is the real program (Ray, two rollout workers, its graders; for `demo` in fast mode). TRL runs `trl_grpo.py` in its
+own interpreter, since it is no dependency. It generates with transformers: of its vLLM modes `server` hands weights
+over between CUDA devices, and `colocate` was not tried with vLLM's CPU wheel. The record has both sides' rewards by
+seed and step (`curves`), and the number of steps at which the ranges of the seeds overlap. On a busy machine TRL's two
+threads wait for each other and it becomes tens of times slower; then no speed-up is written. Runs alternate, so that
+noise affects both. The time of a step is from the end of the previous step to its own end, whatever happened in
+between. The first steps of each run are left out.
 """
 
 import json
@@ -41,7 +43,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What both sides train on. TRL takes the options of `trl_grpo.py`."""
+    """A task for both sides. TRL takes the options of `trl_grpo.py`."""
 
     config: Path
     record: str
@@ -82,23 +84,23 @@ TASKS = {
 class Plan:
     task: Task
     checkpoint: Path
-    train: Path  # the prompts, as TRL reads them
+    train: Path  # the prompts, in TRL's form
     system: list[str]  # the system prompt before them, if any
     steps: int  # per run
-    discard: int  # first steps of each run that are not counted
+    discard: int  # first uncounted steps of each run
     threads: int
     timeout_s: float
 
 
 def warm_start(run_dir: Path, timeout_s: float) -> Path:
-    """The demo's warm start, made or found in the cache of `run_dir`."""
+    """Return the demo's warm start, made now or found in the cache of `run_dir`."""
     command = [sys.executable, "-m", "launch", "warmup", str(DEMO / "config.yaml"), f"run.dir={run_dir}"]
     done = subprocess.run(command, cwd=ROOT, check=True, timeout=timeout_s, stdout=subprocess.PIPE, text=True)
     return Path(done.stdout.splitlines()[-1])
 
 
 def prepared(task: Task, checkpoint: Path | None, runs: Path, timeout_s: float) -> tuple[Path, Path, list[str]]:
-    """The model's folder, the file of training records, and the configuration's system prompt, if it has one."""
+    """Return the model's folder, the file of training records, and the configuration's system prompt, if it has one."""
     if task is TASKS["demo"]:
         return (checkpoint or warm_start(runs, timeout_s)).resolve(), DEMO / "data/train.jsonl", []
     config = converted(load_config(task.config, [f"run.dir={runs}"]).config, sys.stdout)
@@ -126,7 +128,8 @@ def run_ours(plan: Plan, seed: int, work: Path) -> list[Step]:
 
 
 def our_steps(records: list[dict[str, Any]], discard: int) -> list[Step]:
-    """`at_s` is written when a step is complete. The first step has no predecessor, so `discard` is at least 1."""
+    """Return our steps. `at_s` is written when a step is complete. The first step has no predecessor, so `discard` is
+    at least 1."""
     rows = [record for record in records if record["kind"] == "step"]
     steps = [
         Step(after["at_s"] - before["at_s"], after["tokens/generated"], after["reward/mean"])
@@ -148,7 +151,7 @@ def run_trl(plan: Plan, python: Path, seed: int, work: Path) -> tuple[list[Step]
 
 
 def run(command: list[str], plan: Plan, environment: dict[str, str]) -> None:
-    """Raises CalledProcessError (its output is shown then) or TimeoutExpired."""
+    """Run a command. Raises CalledProcessError (after showing its output) or TimeoutExpired."""
     inherited = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
     try:
         subprocess.run(
@@ -170,8 +173,8 @@ def medians(steps: list[Step]) -> dict[str, float]:
 
 
 def curves(ours: Sequence[Sequence[Step]], theirs: Sequence[Sequence[Step]]) -> dict[str, Any]:
-    """Training rewards of both sides by seed and step, and whether they are apart: at a step they overlap where the
-    range of one side's seeds meets that of the other's."""
+    """Return training rewards of both sides by seed and step, and whether they differ. They overlap at a step if the
+    ranges of the two sides' seeds do."""
     sides = {
         name: [[step.reward for step in seed] for seed in of] for name, of in (("paceline", ours), ("trl", theirs))
     }

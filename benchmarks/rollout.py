@@ -1,28 +1,28 @@
-"""What speculation gives a rollout, without changing a token: `python -m benchmarks.rollout [--sizes demo 20m] ...`.
+"""The gain of speculation in a rollout, with unchanged tokens: `python -m benchmarks.rollout [--sizes demo 20m] ...`.
 
 Owns `results/rollout.json` and `rollout.svg`. Targets are the demo's model and its function-preserving inflations, in
-float32 and bfloat16, in fast mode; requests are the demo's training prompts in groups of 8 at temperature 1 with their
-natural lengths. A case is a number of requests submitted together, decoded until the last has ended, for as many waves
-(of other prompts) as fill `--seconds`. Repeats are interleaved: off, every contender, off, every contender, ..., off; a
-speed-up is the mean time of the two plain runs around a contender's run over its own, and medians are reported. Every
-run must draw the tokens of the first.
+float32 and bfloat16, in fast mode. Requests are the demo's training prompts in groups of 8 at temperature 1 with their
+natural lengths. A case is a number of requests submitted together and decoded until the last has ended, for as many
+waves (of other prompts) as fill `--seconds`. Repeats are interleaved: off, every contender, off, every contender, ...,
+off. A speed-up is the mean time of the two plain runs around a contender's run over its own; medians are reported.
+Every run must draw the tokens of the first.
 
 adaptive             drafters know one earlier epoch of the same prompts (other noise), as in RL, and the chooser has
                      decoded `--learning-runs` runs of this size
 cold                 the same drafters, a fresh chooser with a calibration: a worker that has just started
 cold, no history     a fresh chooser and drafters that know nothing: the first RL step, with a calibration
 cold, uncalibrated   the first RL step of a user who never ran `paceline calibrate`
-hostile              drafters that are wrong at every token; "cold": a fresh chooser that believes in them
+hostile              drafters that are wrong at every token; "cold": a fresh chooser that trusts them
 
-The self-drafter is at hand wherever others are not given; the copy of the target that it makes once per RL step is made
-before a run's time begins, and its seconds stand beside it (`prep_s`).
+The self-drafter is available unless other drafters are given. Its copy of the target, made once per RL step, is made
+before a run's time begins; its seconds are reported separately (`prep_s`).
 
-`first`: adaptive and cold decode on to `--first-seconds` of engine time. The tokens that adaptive has written by then
-are the work; compared is how long either needs for as many tokens, from its first step on.
+`first`: adaptive and cold decode on to `--first-seconds` of engine time. The work is the tokens that adaptive has
+written by then. The comparison is each one's time for that many tokens, from its first step on.
 
 The bound is that of `tools/bound.py`: no contender of the case can exceed it. Cases are merged into the record one by
-one, so that a run may cover some of them; a record is of one machine. `--before`: the record that an older checkout
-made on this machine; its adaptive column stands beside ours.
+one, so a run may cover only some of them; a record is of one machine. `--before`: the record of an older checkout on
+this machine, whose adaptive column is shown too.
 """
 
 import time
@@ -49,8 +49,8 @@ from config.strategy import PLAIN
 from policies.calibration.document import Calibration
 from policies.speculation.policy import FixedPolicy, StrategyPolicy
 
-ALWAYS = 6  # contenders that no time limit leaves out: all that choose
-PAUSE_S = 0.02  # between runs: what the last one left behind comes to an end
+ALWAYS = 6  # contenders that no time limit leaves out
+PAUSE_S = 0.02  # between runs, so that the last one's background work ends
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +86,7 @@ class Case:
         options: Options,
         calibration: Calibration | None = None,
     ) -> None:
-        """calibration: of choosers that begin with one."""
+        """calibration: of choosers that start with one."""
         self.target, self.history, self.batch, self._task = target, history, batch, task
         self.calibration = calibration
         once = decode(target, waves(task, 1, batch, WARMUP_EPOCH))
@@ -99,7 +99,7 @@ class Case:
         self._policies: dict[str, StrategyPolicy | None] = {}
 
     def unused_token(self) -> int:
-        """A token that no response of the case holds; one past the vocabulary if they hold all."""
+        """Return a token that no response of the case contains; one past the vocabulary if they contain all."""
         used = {int(token) for tokens in self.reference.responses.values() for token in tokens}
         return next(token for token in range(self.target.model.config.vocab_size + 1) if token not in used)
 
@@ -110,14 +110,14 @@ class Case:
         return run
 
     def off(self) -> Run:
-        """Plain decoding: no drafters, no policy."""
+        """Run plain decoding: no drafters, no policy."""
         time.sleep(PAUSE_S)
         run = decode(self.target, self.waves)
         rollouts.require_same(self.reference, run, f"off at {self.batch} requests")
         return run
 
     def long_pair(self, first: Contender, second: Contender, count: int) -> tuple[Run, Run]:
-        """Both on the same `count` waves, one after the other."""
+        """Run both on the same `count` waves, one after the other."""
         together = waves(self._task, count, self.batch, MEASURED_EPOCH)
         runs = self._decode(first, together), self._decode(second, together)
         rollouts.require_same(*runs, f"{second.name} at {self.batch} requests, {count} waves")
@@ -137,7 +137,7 @@ class Case:
 
 
 def measure(case: Case, contenders: Sequence[Contender], *, repeats: int, learning_runs: int) -> dict[str, Any]:
-    """All runs of a case, as a row of the record."""
+    """Do all runs of a case. Returns a row of the record."""
     for contender in contenders:
         if contender.learns:
             for _ in range(learning_runs):
@@ -170,7 +170,7 @@ def measure(case: Case, contenders: Sequence[Contender], *, repeats: int, learni
 
 
 def summary(runs: Sequence[Run], around_s: Sequence[float]) -> dict[str, Any]:
-    """A contender's repeats."""
+    """Summarise a contender's repeats."""
     speedups = [off_s / run.seconds for off_s, run in zip(around_s, runs, strict=True)]
     steps = [step for run in runs for step in run.steps]
     speed = rollouts.speed_of(steps, rollouts.is_speculative)
@@ -190,7 +190,7 @@ def summary(runs: Sequence[Run], around_s: Sequence[float]) -> dict[str, Any]:
 
 
 def measure_first(case: Case, warm: Contender, cold: Contender, seconds: float, repeats: int) -> dict[str, Any]:
-    """The two in their first `seconds`; `warm` has learnt already. See the module docstring."""
+    """Measure the two in their first `seconds`; `warm` has learnt already. See the module docstring."""
     usual = case.run(warm)
     count = max(1, ceil(1.1 * seconds / usual.seconds * case.count))
     shares, compared = [], []
@@ -208,7 +208,8 @@ def measure_first(case: Case, warm: Contender, cold: Contender, seconds: float, 
 
 
 def share_of_first(warm: Run, cold: Run, seconds: float) -> tuple[float, float]:
-    """(Speed of `cold` over that of `warm` for the tokens that `warm` writes in its first `seconds`, what it took)."""
+    """Return (speed of `cold` relative to `warm` for the tokens that `warm` writes in its first `seconds`, time of
+    `cold`)."""
     tokens = 0
     for step in warm.steps:
         tokens += step.emitted
@@ -225,7 +226,7 @@ def share_of_first(warm: Run, cold: Run, seconds: float) -> tuple[float, float]:
 
 
 def contenders_for(case: Case, eagle: str | None, options: Options) -> tuple[list[Contender], list[str]]:
-    """Those that fit the time of a case, the most telling first; and the names of those that do not."""
+    """Return the contenders that fit the time of a case, the most informative first, and the names of the others."""
     target, token, known = case.target, case.unused_token(), case.calibration
     free = [
         adaptive(target, calibration=known, eagle=eagle),
@@ -244,7 +245,7 @@ def contenders_for(case: Case, eagle: str | None, options: Options) -> tuple[lis
 
 
 def measure_target(demo: Path, size: str, dtype: str, task: Task, history: History, options: Options) -> None:
-    """All cases of one target, each written as soon as it is complete."""
+    """Measure all cases of one target, writing each as soon as it is complete."""
     target = load_target(demo, size, dtype)
     eagle = dict(pair.split("=", 1) for pair in options.eagle).get(size)
     trained = "warm start" if demo.parent.name == "warm_starts" else "after RL"

@@ -1,21 +1,21 @@
-"""Paceline on stock vLLM beside vLLM alone and its own drafters: `python -m benchmarks.rollout_vllm [--quick]`.
+"""Paceline on stock vLLM against vLLM alone and its own drafters: `python -m benchmarks.rollout_vllm [--quick]`.
 
 Same model (the demo's and its function-preserving inflations), same prompts, same response lengths, temperature 1,
-log-probs of the sampled token. No noise is shared, so ends are off: a response is as long as the shortest of three that
-are not measured, and what all contenders draw behind a natural end, which is easy to guess, is told (`past_end`).
-Contenders are processes of their own (benchmarks/tools/vllm_contenders.py):
+log-probs of the sampled token. No noise is shared, so ends are off: a response is as long as the shortest of three
+unmeasured ones. The share of tokens after a natural end, which are easy to guess, is reported (`past_end`). Contenders
+are separate processes (benchmarks/tools/vllm_contenders.py):
 
-plain        stock vLLM, no speculative configuration, no seeds: what a speed-up is over
+plain        stock vLLM, no speculative configuration, no seeds: the baseline
 ngram, suffix, draft_model   vLLM's own drafters, each at the fixed length that is fastest in the first round
 paceline     Paceline on vLLM with default options: policy and drafters that know one earlier epoch of the same prompts
              (other noise), and the policy some runs of this size; "cold" ones know nothing
 native       Paceline's own engine, likewise
 
-Rounds are interleaved: plain, every contender, plain, every contender, ..., plain; a speed-up is the mean time of the
+Rounds are interleaved: plain, every contender, plain, every contender, ..., plain. A speed-up is the mean time of the
 two plain runs around a contender's run over its own; medians are reported. The bound is the estimate of
-`tools/bound.py` with vLLM's passes as measured in the same run, over every step that Paceline made on vLLM and over
+`tools/bound.py` with vLLM's passes as measured in the same run. It covers every step that Paceline made on vLLM, and
 fixed strategies, whose acceptance and drafting time come from the native engine. A slow model's lengths are cut so that
-a wave ends in time; the record says where. A record is of one machine.
+a wave ends in time, as noted in the record. A record is of one machine.
 """
 
 import shutil
@@ -46,11 +46,11 @@ from contracts.rollout import SamplingParams
 
 PYTHON = ROOT / ".venv-vllm/bin/python"
 BUILT_INS = ("ngram", "suffix", "draft_model")
-PROMPTS = 48  # at most, of the demo's
-# Each with noise of its own; MEASURED_EPOCH + round.
+PROMPTS = 48  # of the demo's, at most
+# Each with its own noise; MEASURED_EPOCH + round.
 LENGTHS_EPOCHS, LEARNING_EPOCH, MEASURED_EPOCH = (10, 11, 12), 20, 100
-FIXED = ("suffix:4", "suffix:8", "suffix:12", "ngram:4", "ngram:8")  # of the bound, beside what the policy tried
-LEAST_LENGTH = 24  # to which responses of a slow model are cut
+FIXED = ("suffix:4", "suffix:8", "suffix:12", "ngram:4", "ngram:8")  # of the bound, besides those that the policy tried
+LEAST_LENGTH = 24  # shortest length to which responses of a slow model are cut
 QUESTION = "Paceline on stock vLLM beside vLLM alone and its own drafters"
 Record = dict[str, Any]
 
@@ -79,14 +79,14 @@ class Options:
 
 
 def quickly(options: Options) -> Options:
-    """In about a minute and a half on a quiet machine."""
+    """Return options for a run of about a minute and a half on a quiet machine."""
     short = replace(options, sizes=options.sizes[:1], requests=(1, 8), lengths=(4,), rounds=2)
     return replace(short, learning_runs=1, seconds=0.3, cell_seconds=0.0)
 
 
 @dataclass(slots=True)
 class Contender:
-    """A process, and how it is asked. `built_in`: it is one of vLLM's own drafters. `learns`: from its own runs."""
+    """A process, and how to call it. `built_in`: it is one of vLLM's own drafters. `learns`: from its own runs."""
 
     name: str
     peer: Peer
@@ -100,15 +100,15 @@ class Contender:
 
 
 def built_ins(options: Options, copy: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
-    """vLLM's own drafters: speculative configurations by method, and why others are missing. `copy`: that of the
-    target's quantised copy, but for its length."""
+    """Return vLLM's own drafters (speculative configurations by method), and why others are missing. `copy`: the
+    configuration of the target's quantised copy, without its length."""
     longest = {"num_speculative_tokens": max(options.lengths)}
     lookup = {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 5}
     missing = {name: "not asked for" for name in BUILT_INS if name not in options.built_ins}
     found = {"ngram": lookup | longest, "draft_model": {**copy, **longest}}
     found = {name: method for name, method in found.items() if name not in missing}
     if "suffix" not in missing and options.arctic is not None:
-        found["suffix"] = {"method": "suffix"}  # how long drafts are is its own matter
+        found["suffix"] = {"method": "suffix"}  # it chooses the draft length itself
     elif "suffix" not in missing:
         missing["suffix"] = "arctic-inference is not there: --arctic PATH"
     return found, missing
@@ -118,7 +118,7 @@ def built_ins(options: Options, copy: Mapping[str, Any]) -> tuple[dict[str, dict
 def opened(
     options: Options, folder: Path, size: str, drafting: Mapping[str, Mapping[str, Any]]
 ) -> Iterator[dict[str, Contender]]:
-    """The contenders of one target, each up and waiting. `folder`: its model and history. `drafting`: from
+    """Yield the contenders of one target, each up and waiting. `folder`: its model and history. `drafting`: from
     `built_ins`."""
     python, running = str(options.vllm_python), max(options.requests)
     history = str(folder / "history.npz")
@@ -133,7 +133,7 @@ def opened(
 
     with ExitStack() as stack:
         plain = start("plain", "stock")
-        plain.answer()  # What the first of a kind has compiled, the others find.
+        plain.answer()  # Later ones find what the first of a kind has compiled.
         ours = start("paceline", "paceline")
         ours.answer()
         found = {"plain": Contender("plain", plain)}
@@ -181,7 +181,7 @@ class Cell:
         return sum(map(sum, self.limits))
 
     def measure(self, fixed: Sequence[EngineStepRecord], cost: PassCost) -> Record:
-        """The rounds, as a row of the record."""
+        """Run the rounds. Returns a row of the record."""
         options, begin_s = self.options, time.monotonic()
         for peer in dict.fromkeys(contender.peer for contender in self.contenders.values()):
             warmed = next(contender for contender in self.contenders.values() if contender.peer is peer)
@@ -234,7 +234,7 @@ class Cell:
 
 
 def fitting(natural: Sequence[int], requests: int, cut: int, step_s: float, seconds: float) -> list[list[int]]:
-    """Limits of as many waves as fill about `seconds` of plain decoding: one at least, and all at most."""
+    """Return limits of as many waves as fill about `seconds` of plain decoding: at least one, at most all."""
     limits: list[list[int]] = []
     steps = 0
     for first in range(0, len(natural) - requests + 1, requests):
@@ -247,7 +247,7 @@ def fitting(natural: Sequence[int], requests: int, cut: int, step_s: float, seco
 
 
 def slower(seconds: Mapping[str, float]) -> set[str]:
-    """Of "method:length": every length of a method but its fastest."""
+    """Return, of "method:length", every length of a method except its fastest."""
     methods: dict[str, list[str]] = {}
     for name in seconds:
         methods.setdefault(name.partition(":")[0], []).append(name)
@@ -274,7 +274,7 @@ def steps_of(run: Mapping[str, Any]) -> list[EngineStepRecord]:
 
 
 def summary(runs: Sequence[Mapping[str, Any]], around_s: Sequence[float]) -> Record:
-    """A contender's runs. Beside the paired speed-ups, how often each strategy was used, where that is known."""
+    """Summarise a contender's runs: paired speed-ups, and the use of each strategy if known."""
     speedups = [off_s / run["seconds"] for off_s, run in zip(around_s, runs, strict=False)]
     steps = [step for run in runs for step in steps_of(run)]
     speed = rollouts.speed_of(steps)
@@ -292,9 +292,9 @@ def summary(runs: Sequence[Mapping[str, Any]], around_s: Sequence[float]) -> Rec
 
 
 def fixed_steps(cell: Cell, history: History) -> tuple[list[EngineStepRecord], float]:
-    """What fixed strategies draft and have accepted over the cell's requests, a matter of the model's function and not
-    of its size or engine; and the share of tokens behind a natural end. The steps' times are the native engine's and
-    say nothing: inf."""
+    """Return what fixed strategies draft and have accepted over the cell's requests, and the share of tokens after a
+    natural end. Acceptance depends on the model's function, not on its size or engine. The steps' times are
+    meaningless: inf."""
     from benchmarks.tools.contenders import fixed
 
     demo, ends = cell.demo, cell.task.stop_token_ids
@@ -315,7 +315,7 @@ def fixed_steps(cell: Cell, history: History) -> tuple[list[EngineStepRecord], f
 
 
 def past_end(responses: Sequence[rollouts.Tokens], ends: Sequence[int]) -> float:
-    """Share of tokens behind the first that ends a response."""
+    """Return the share of tokens after the first that ends a response."""
     behind = 0
     for tokens in responses:
         ended = np.flatnonzero(np.isin(tokens, ends))
@@ -324,7 +324,7 @@ def past_end(responses: Sequence[rollouts.Tokens], ends: Sequence[int]) -> float
 
 
 def pass_cost(ours: Peer, requests: int) -> PassCost:
-    """vLLM's, from as many requests as the powers of two up to `requests`."""
+    """Measure vLLM's passes, for request counts of powers of two up to `requests`."""
 
     def seconds(number: int) -> dict[int, float]:
         return {int(rows): found for rows, found in ours.ask({"passes": number})["passes"].items()}
@@ -333,7 +333,7 @@ def pass_cost(ours: Peer, requests: int) -> PassCost:
 
 
 def save_history(history: History, path: Path) -> None:
-    """For `benchmarks.tools.vllm_contenders.Speculation`."""
+    """Save the history for `benchmarks.tools.vllm_contenders.Speculation`."""
     arrays: dict[str, Any] = {}
     for name, of in zip(("prompts", "responses"), history, strict=True):
         arrays |= {name: np.concatenate(of), f"{name}_ends": np.cumsum([len(tokens) for tokens in of])}
@@ -359,7 +359,7 @@ def main(given: Options) -> None:
     begin_s = time.monotonic()
     for size in options.sizes:
         target = demo if size == "demo" else load_target(demo_path, size, options.dtype)
-        folder = ROOT / "runs/rollout_vllm" / f"{size}-{options.dtype}"  # the same every time: vLLM's cache goes by it
+        folder = ROOT / "runs/rollout_vllm" / f"{size}-{options.dtype}"  # a fixed path, which vLLM's cache is keyed by
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         save_model(target.model, folder / "model")

@@ -1,7 +1,7 @@
-"""The rows of docs/results/README.md as `make bench` runs them: which script, how short, and the figures of its record.
+"""The rows of docs/results/README.md as `make bench` runs them: the script, its short options, its record's figures.
 
-Owns no measurement and no process. A row's figures are read alike from the committed record and from the new one,
-older records included; a placeholder such as {trl} in its options is something that not every machine has.
+Owns no measurement and no process. A row's figures are read in the same way from the committed record and from the new
+one, including older records. A placeholder such as {trl} in its options needs something that not every machine has.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -18,12 +18,12 @@ NEEDS = {
     "arctic": "arctic-inference's extension and ../shared/data: ARCTIC=PATH",
     "demo": "a model of the demo: the row seeds makes one",
 }
-BY_HAND = ("ablation", "whole_run")  # of experiments: many whole runs each
+BY_HAND = ("ablation", "whole_run")  # experiments of many whole runs each
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One number of a record with the interval it is known to lie in."""
+    """One number of a record with its interval."""
 
     name: str
     value: float
@@ -33,7 +33,7 @@ class Figure:
 
     @classmethod
     def of(cls, name: str, found: Any, unit: str = "x") -> "Figure":
-        """`found`: a number, or a median with the ends of its interval by any of the names they have had."""
+        """`found`: a number, or a median with the ends of its interval under any of their past names."""
         if not isinstance(found, Mapping):
             return cls(name, found, found, found, unit)
         value, low, high = (
@@ -43,22 +43,22 @@ class Figure:
         return cls(name, value, low, high, unit)
 
     def moved(self, before: "Figure", noise: float) -> bool:
-        """Whether the two intervals lie further apart than `noise`, a share of the committed value."""
+        """Whether the two intervals are further apart than `noise`, a share of the committed value."""
         return max(self.low - before.high, before.low - self.high) > noise * abs(before.value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A script in short. `noise`: how much of a figure another machine or a short run may change."""
+    """A script with short options. `noise`: the change of a figure expected from another machine or a short run."""
 
     script: str
     options: str = ""
     figures: Callable[[Record], Iterator[Figure]]
     limit_s: float
     noise: float = 0.10
-    record: str = ""  # its file in results/, if that has another name
-    first: str = ""  # a command before it
-    timed: bool = True  # knows --busy
+    record: str = ""  # its file in results/, if the name differs
+    first: str = ""  # a command to run before it
+    timed: bool = True  # accepts --busy
 
 
 def engine(*others: str) -> Callable[[Record], Iterator[Figure]]:
@@ -118,7 +118,7 @@ def acceptance(record: Record) -> Iterator[Figure]:
 
 
 def packing(record: Record) -> Iterator[Figure]:
-    """Of the demo after RL, which comes last of the demos, and of the long tail."""
+    """Yield figures of the demo after RL, the last of the demos, and of the long tail."""
     cases = {"long tail" if case["case"] == "long tail" else "demo": case for case in record["cases"]}
     for name, case in cases.items():
         yield Figure.of(f"{name}: packed / padded", case["packed_over_padded"])

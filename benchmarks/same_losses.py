@@ -1,8 +1,8 @@
 """Compare two runs bit for bit: `python -m benchmarks.same_losses runs/before runs/after` ("proof of value").
 
-Owns what must be equal in two run folders: every metric of what was sampled and learned, each response's length, and
-the text and reward of each recorded one. Timings may differ, and so may what follows the clock (which worker did what,
-how often, with which drafts): that is named, and is no difference.
+Owns what must be equal in two run folders: every metric of sampling and learning, each response's length, and the text
+and reward of each recorded one. Timings may differ, and so may results of the clock (which worker did what, how often,
+with which drafts). Those are reported, but do not count as differences.
 Exit code 0: identical. 1: the first difference is printed. 2: a run cannot be read.
 """
 
@@ -19,7 +19,7 @@ from launch.observe.journal import read
 Key = tuple[int, str]  # RL step, kind of the record ("step", "eval")
 Metrics = dict[Key, dict[str, Any]]
 BOOKKEEPING = frozenset({"step", "kind"})
-# Who did the work, in how many engine steps, with which drafts: chosen by measured time, and free to choose (lossless).
+# Which worker did the work, in how many engine steps, with which drafts: results of measured time (lossless).
 BY_THE_CLOCK = (
     "engine/", "speculation/", "drafter/", "recording/", "logprob_gap/worker/", "rollouts/reissued", "workers/lost",
     "weights/", "learner/", "fleet/", "lookahead/",
@@ -31,7 +31,8 @@ def is_timed(name: str) -> bool:
 
 
 def read_metrics(run: Path) -> Metrics:
-    """What `run` recorded, without timings, by step and kind. Raises OSError or ValueError naming file and line."""
+    """Return the metrics of `run` without timings, by step and kind. Raises OSError or ValueError naming
+    file and line."""
     path = run / "metrics.jsonl"
     found: Metrics = {}
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
@@ -47,7 +48,7 @@ def read_metrics(run: Path) -> Metrics:
 
 
 def first_difference(before: Path, after: Path, new: Sequence[str] = ()) -> str | None:
-    """The first thing in which two runs differ that they must not, in words; None if they sampled and learned the same.
+    """Return the first difference that two runs must not have, in words; None if they sampled and learned the same.
     `new`: metrics that the first run's version did not write. Raises as `read_metrics`."""
     records = read_metrics(after)
     for record in records.values():
@@ -57,7 +58,7 @@ def first_difference(before: Path, after: Path, new: Sequence[str] = ()) -> str 
 
 
 def _first_metric(before: Metrics, after: Metrics) -> str | None:
-    """The earliest difference. JSON floats keep all digits, so == is bit for bit."""
+    """Return the earliest difference. JSON floats keep all digits, so == is bit for bit."""
     for step, kind in sorted(before.keys() | after.keys()):
         where = f"{kind} record of step {step}"
         old, new = before.get((step, kind)), after.get((step, kind))
@@ -70,13 +71,13 @@ def _first_metric(before: Metrics, after: Metrics) -> str | None:
 
 
 def differing(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """Names with two values, or with one; sorted, those in both first."""
+    """Return names with two values, or with one; sorted, those in both first."""
     unequal = [name for name in old.keys() | new.keys() if name not in old or name not in new or old[name] != new[name]]
     return sorted(unequal, key=lambda name: (not (name in old and name in new), name))
 
 
 def _first_response(before: Path, after: Path) -> str | None:
-    """Responses come in the order in which they were graded, so the records are compared as a set."""
+    """Compare the responses as a set, since they are in the order of their grading."""
     for name in ("lengths.jsonl", "samples.jsonl", "eval_samples.jsonl"):
         old, new = read(before / name), read(after / name)
         fields = set.intersection(*({key for record in records for key in record} for records in (old, new))) - {"at_s"}
@@ -94,7 +95,7 @@ def _in_order(records: list[dict[str, Any]], fields: set[str]) -> list[str]:
 
 
 def clocked(before: Metrics, after: Metrics) -> dict[str, int]:
-    """How many metrics by the clock differ somewhere, by what their names begin with."""
+    """Return the number of clock-dependent metrics that differ somewhere, by prefix."""
     names = {name for key in before.keys() & after.keys() for name in differing(before[key], after[key])}
     return Counter(sorted(start for name in names for start in BY_THE_CLOCK if name.startswith(start)))
 

@@ -2,14 +2,14 @@
 
 Owns the tables `benchmarks/results/demo_seeds.{json,md}` (examples/guess_and_check) and EXAMPLE_seeds of other
 examples: held-out reward before and after RL, its spread over prompts, and where the time went. The metric is the one
-the example fixes in its README; nothing is selected: every seed that was asked for is in the table. Each run goes
-through the program as a user would start it. `--beside KEY=VALUE [KEY=VALUE ...]` runs each seed once more with those
-overrides and compares the seconds of rollouts, the two in turn first. What speculation saves the demo:
+that the example's README fixes. Nothing is selected: every requested seed is in the table. Each run uses the program as
+a user would start it. `--beside KEY=VALUE [KEY=VALUE ...]` runs each seed once more with those overrides and compares
+the seconds of rollouts; the two take turns to be first. The time that speculation saves in the demo:
 
     python -m benchmarks.seeds --config examples/smollm/config.yaml --beside rollout.speculation.mode=off \
         drafter.train=false drafter.offline=null
 
-The other run has no drafter to train, and is refused one: speculation is what would use it.
+Without speculation nothing would use a drafter, so the other run must not train one.
 """
 
 import subprocess
@@ -26,7 +26,7 @@ from launch.observe.journal import read
 from launch.observe.records import PHASES
 
 GOAL_POINTS = 0.10
-GOALS = {"smollm": (0.2, 0.6)}  # by folder of the example: held-out reward below the first before, at the second after
+GOALS = {"smollm": (0.2, 0.6)}  # by example: held-out reward below the first before RL, at least the second after
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +39,13 @@ class SeedResult:
     spread_before: float
     spread_after: float
     rl_steps: int
-    tokens: float  # generated in all of them
+    tokens: float  # generated in all RL steps
     tokens_per_s: float  # median over RL steps
     rl_s: float  # sum of the RL steps
     wall_s: float  # the whole command, from start to exit
     phases_s: Mapping[str, float] = field(default_factory=dict)  # of the RL steps, by phase
-    saved_s: float = 0.0  # by speculation, of the engines' seconds of decoding, as the run itself estimates
-    beside: float | None = None  # seconds of rollouts of the run with those overrides, by this one's; None: not run
+    saved_s: float = 0.0  # by speculation, of the engines' decoding seconds, as the run itself estimates
+    beside: float | None = None  # rollout seconds of the run with those overrides over this one's; None: not run
 
     @property
     def gain(self) -> float:
@@ -55,7 +55,7 @@ class SeedResult:
 def run_seed(
     seed: int, config: Path, run_dir: Path, overrides: Sequence[str], timeout_s: float, name: str = "seed"
 ) -> SeedResult:
-    """Run the program once, as `name`-`seed`. Raises CalledProcessError or TimeoutExpired; its output goes to ours."""
+    """Run the program once, as `name`-`seed`. Raises CalledProcessError or TimeoutExpired. Its output goes to ours."""
     name = f"{name}-{seed}"
     command = [sys.executable, "-m", "launch", "train", str(config), f"run.seed={seed}", f"run.name={name}"]
     began_s = time.monotonic()
@@ -65,7 +65,7 @@ def run_seed(
 
 
 def summarise(seed: int, records: list[dict[str, Any]], wall_s: float) -> SeedResult:
-    """Raises ValueError if the run was not evaluated before and after RL."""
+    """Summarise a run. Raises ValueError if it was not evaluated before and after RL."""
     evaluations = sorted((r for r in records if r["kind"] == "eval"), key=lambda r: r["step"])
     steps = [r for r in records if r["kind"] == "step"]
     if not steps or [evaluations[i]["step"] for i in (0, -1) if evaluations] != [0, steps[-1]["step"]]:
@@ -88,7 +88,7 @@ def summarise(seed: int, records: list[dict[str, Any]], wall_s: float) -> SeedRe
 
 
 def table(results: Sequence[SeedResult], of: Mapping[str, Any], config: Path, beside: Sequence[str] = ()) -> str:
-    """Markdown."""
+    """Render Markdown."""
     example = config.resolve().parent.relative_to(ROOT)
     head = (
         "seed | before | after | gain | spread before | spread after | RL steps | rollout, s | learn, s | RL, s | "
@@ -121,7 +121,7 @@ def table(results: Sequence[SeedResult], of: Mapping[str, Any], config: Path, be
 def with_beside(
     seed: int, config: Path, run_dir: Path, overrides: Sequence[str], timeout_s: float, beside: Sequence[str]
 ) -> SeedResult:
-    """The seed's run, and by how much longer the rollouts took with `beside`. Odd seeds begin with that run."""
+    """Run the seed, and compare its rollouts' time with that of `beside`. Odd seeds begin with the latter."""
     runs = {"seed": [*overrides], "beside": [*overrides, *beside]}
     order = reversed(runs) if seed % 2 else iter(runs)
     found = {name: run_seed(seed, config, run_dir, runs[name], timeout_s, name) for name in order}

@@ -1,12 +1,12 @@
-"""Does the native engine compute SmolLM2-135M as transformers does, and how far are its log-probs from the learner's?
+"""Agreement of the native engine with transformers on SmolLM2-135M, and of its log-probs with the learner's.
 
     python -m benchmarks.smollm_agreement
 
 Three parts over the same 50 chat prompts, all numbers, no times:
-conversion  logits of the converted directory beside those of the model that transformers reads from the GGUF file
+conversion  logits of the converted directory against those of the model that transformers reads from the GGUF file
 greedy      the engine's greedy responses by format. A response is transformers' own if each of its tokens is the
-            argmax of transformers' float32 logits behind the tokens before it; logits of our network there, beside them
-sampled     responses drawn at temperature 1: the engine's log-probs beside those of a float32 learner, in full
+            argmax of transformers' float32 logits after the preceding tokens; our network's logits are compared too
+sampled     responses drawn at temperature 1: the engine's log-probs against those of a float32 learner, in full
             precision and mirroring the engine's format (learner.quantization)
 """
 
@@ -44,7 +44,7 @@ Spread = dict[str, float]
 
 
 def prompts_of(folder: Path, count: int) -> list[list[int]]:
-    """Sums and small talk in turn, through the model's chat template."""
+    """Return sums and small talk alternately, through the model's chat template."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
@@ -61,7 +61,7 @@ def prompts_of(folder: Path, count: int) -> list[list[int]]:
 def responses(
     model: Transformer, prompts: Sequence[Sequence[int]], tokens: int, temperature: float
 ) -> tuple[list[list[int]], Tensor]:
-    """(prompt and response of each, log-probs of all response tokens in order, at temperature 1)."""
+    """Return (prompt and response of each, log-probs of all response tokens in order, at temperature 1)."""
     requests: list[Request] = requests_of(prompts, [tokens] * len(prompts))
     if temperature == 0:
         sampling = SamplingParams(tokens, temperature=0.0)
@@ -74,7 +74,7 @@ def responses(
 
 @torch.no_grad()
 def logits_of(model: Transformer, texts: Sequence[Sequence[int]], tokens: int) -> Tensor:
-    """float32 [texts x tokens, V], behind which the last `tokens` of each text follow."""
+    """Return float32 [texts x tokens, V]: the logits before each of a text's last `tokens` tokens."""
     found = []
     for text in texts:
         hidden = model(torch.tensor(text), PackedContext.from_lengths([len(text)]))
@@ -84,7 +84,7 @@ def logits_of(model: Transformer, texts: Sequence[Sequence[int]], tokens: int) -
 
 @torch.no_grad()
 def their_logits(network: Any, texts: Sequence[Sequence[int]], tokens: int) -> Tensor:
-    """The same by transformers."""
+    """Return the same by transformers."""
     return torch.cat([network(torch.tensor([text])).logits[0, -tokens - 1 : -1].float() for text in texts])
 
 
@@ -99,7 +99,7 @@ def last_tokens(texts: Sequence[Sequence[int]], tokens: int) -> Tensor:
 def compared(
     form: str, folder: Path, theirs: Any, learner: Transformer, prompts: Sequence[Sequence[int]], tokens: int
 ) -> dict[str, Any]:
-    """The row of a format."""
+    """Return the row of a format."""
     dtype, quantization = FORMS[form]
     low_bit: LowBitFormat | None = FORMATS.get(quantization)
     model = load_model(folder, dtype=dtype, batch_invariant=True, low_bit=low_bit)
@@ -111,7 +111,7 @@ def compared(
     for name, mirrored in (("learner", None), ("mirroring learner", low_bit)):
         if name == "learner" or low_bit is not None:
             learner.mirror(mirrored, dtype)
-            scores = log_softmax(logits_of(learner, drawn, tokens))  # as the learner sums 49,152 exponentials
+            scores = log_softmax(logits_of(learner, drawn, tokens))  # the learner sums 49,152 exponentials the same way
             gaps[name] = spread(logprobs - scores.gather(1, last_tokens(drawn, tokens)[:, None])[:, 0])
     learner.mirror(None, dtype)
     return {
@@ -125,7 +125,7 @@ def compared(
 
 
 def table(rows: Sequence[dict[str, Any]], conversion: Spread, prompts: int, tokens: int) -> str:
-    """Markdown."""
+    """Render Markdown."""
     head = (
         "engine",
         "logits: largest difference",

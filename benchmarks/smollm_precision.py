@@ -1,15 +1,17 @@
-"""SmolLM2-135M by precision: where the CPU time of a decoding step goes, and how fast the demo's rollouts are in each.
+"""SmolLM2-135M by precision: the CPU time of a decoding step by part, and the speed of the demo's rollouts.
 
     python -m benchmarks.smollm_precision
 
-All times are CPU seconds of one thread, which other processes disturb less than the clock. All precisions take turns
-in one process, and ratios are paired by turn. Two parts:
-steps     a decoding step of some requests behind prompts of some tokens: whole, and the language-model head by itself
+All times are CPU seconds of one thread, which other processes disturb less than the clock. All precisions take turns in
+one process, and ratios are paired by turn. Two parts:
+
+steps     a decoding step of several requests after prompts of several tokens: whole, and the language-model head alone
 rollouts  the demo's prompts, sampling and stop tokens, 4 prompts x 8 responses, as one of its two workers has them in
           an RL step: tokens per second over float32's, and the share of the engine steps that hold prompts. `less`: the
-          same in float32 without what all prompts begin with (system prompt, template) in all but one of them. That is
-          the most that computing it once can save; its tokens are others, so only prompt steps are compared.
-How far each precision is from a float32 learner: benchmarks.smollm_agreement.
+          same in float32, with the common prefix (system prompt, template) removed from all prompts but one. It bounds
+          what computing the prefix once can save. Its tokens differ, so only prompt steps are compared.
+
+benchmarks.smollm_agreement compares each precision with a float32 learner.
 """
 
 import sys
@@ -41,8 +43,8 @@ from models.transformer import Transformer
 
 CONFIG = ROOT / "examples/smollm/config.yaml"
 CELLS = ((1, 24), (8, 24), (32, 24), (16, 300))  # requests, prompt tokens
-SETTLED = 3  # decoding steps before those that count
-LONGEST = 200  # new tokens that a cell's requests have room for
+SETTLED = 3  # decoding steps before the counted ones
+LONGEST = 200  # most new tokens of a cell's requests
 PROMPTS = 4  # of a worker in an RL step of the demo
 EXACT, LESS = "float32", "float32, less"
 Models = Mapping[str, Transformer]
@@ -69,7 +71,7 @@ def cpu_s(call: Callable[[], object]) -> float:
 
 
 def settled(model: Transformer, requests: int, prompt_tokens: int) -> NativeEngine:
-    """An engine in which so many requests decode."""
+    """Return an engine in which `requests` requests decode."""
     steps: list[EngineStepRecord] = []
     engine = NativeEngine(model, engine_options(requests, prompt_tokens + LONGEST + 16), on_step=steps.append)
     prompts = np.random.default_rng(0).integers(0, 40_000, (requests, prompt_tokens))
@@ -80,7 +82,7 @@ def settled(model: Transformer, requests: int, prompt_tokens: int) -> NativeEngi
 
 
 def cell(models: Models, requests: int, prompt_tokens: int, repeats: int) -> dict[str, Any]:
-    """Milliseconds of a decoding step and of its head, the smallest of all repeats."""
+    """Return milliseconds of a decoding step and of its head, the minimum over all repeats."""
     engines = {name: settled(model, requests, prompt_tokens) for name, model in models.items()}
     whole: dict[str, list[float]] = {name: [] for name in models}
     head: dict[str, list[float]] = {name: [] for name in models}
@@ -123,13 +125,13 @@ class Worker:
 
 
 def without(requests: Sequence[Request], common: int) -> list[Request]:
-    """All prompts but the first without their first `common` tokens."""
+    """Remove the first `common` tokens from all prompts but the first."""
     first = requests[0].prompt_id
     return [r if r.prompt_id == first else replace(r, prompt_tokens=r.prompt_tokens[common:]) for r in requests]
 
 
 def rollouts(models: Models, task: Task, temperature: float, rounds: int) -> dict[str, Any]:
-    """By precision, over the waves of as many RL steps."""
+    """Measure by precision, over the waves of `rounds` RL steps."""
     columns = zip(*(prompt.tolist() for prompt in task.prompts), strict=False)
     common = next(i for i, tokens in enumerate(columns) if len(set(tokens)) > 1)
     steps = [wave(task, number, PROMPTS * GROUP, MEASURED_EPOCH, temperature) for number in range(rounds + 1)]
@@ -163,7 +165,7 @@ def rollouts(models: Models, task: Task, temperature: float, rounds: int) -> dic
 
 
 def table(cells: Sequence[Mapping[str, Any]], found: Mapping[str, Any]) -> str:
-    """Markdown."""
+    """Render Markdown."""
     names = list(found["precisions"])
     head = ["requests", "prompt tokens", *(f"{name}: step (head), ms" for name in names)]
     steps = [

@@ -1,12 +1,12 @@
-"""The suffix index beside arctic-inference's SuffixDecodingCache: `python -m benchmarks.suffix_index --arctic FOLDER`.
+"""The suffix index against arctic-inference's SuffixDecodingCache: `python -m benchmarks.suffix_index --arctic FOLDER`.
 
-Owns `results/suffix_index.json`. FOLDER is what to put on the path for
-`arctic_inference.suffix_decoding` (0.3.0) with its C++ extension, which builds alone (csrc/suffix_decoding: CMake and
-nanobind, no torch). Data: `../shared/data` rollouts, and with `--demo MODEL` responses sampled from the demo's model.
-Both sides run in one process, taking turns step by step; memory is measured in processes of their own.
+Owns `results/suffix_index.json`. FOLDER is the import path of `arctic_inference.suffix_decoding` (0.3.0) with its C++
+extension, which builds alone (csrc/suffix_decoding: CMake and nanobind, no torch). Data: `../shared/data` rollouts, and
+with `--demo MODEL` responses sampled from the demo's model. Both sides run in one process, taking turns step by step.
+Memory is measured in separate processes.
 
-"Like for like" leaves out what the peer does not have: the prompt in front of a finished rollout, which lets drafts
-start with the response. With it more is accepted and more proposed, at about the same accepted per proposed.
+"Like for like" leaves out a feature that the peer lacks: the prompt before a finished rollout, which lets drafts start
+with the response. With it more is accepted and more proposed, at about the same ratio.
 """
 
 import ctypes
@@ -32,10 +32,10 @@ DATA = ROOT.parent / "shared" / "data"
 QUESTION = "the suffix index beside arctic-inference's SuffixDecodingCache"
 SETS = {"math": "rollouts_qwen25math_100x8.jsonl.gz", "gsm8k": "rollouts_gsm8k_gpt3_4each.jsonl.gz"}
 PEERS = (24, 64)  # tree depths
-LENGTHS = (8, 16)  # drafted tokens at most
+LENGTHS = (8, 16)  # most drafted tokens
 BATCH = 100  # requests that run together
 LONG, LONG_COUNT = 16_384, 32
-LONG_BYTES = 512 + LONG_COUNT * (128 + 10 * (LONG + 4))  # what holds so many, with the end of their prompts
+LONG_BYTES = 512 + LONG_COUNT * (128 + 10 * (LONG + 4))  # room for that many, with the end of their prompts
 
 
 def load_set(name: str, demo: Path | None) -> list[Problem]:
@@ -43,7 +43,7 @@ def load_set(name: str, demo: Path | None) -> list[Problem]:
 
 
 def compare(problems: list[Problem], tokens: int, folds: int) -> dict[str, Any]:
-    """All contenders on one data set with chains of at most `tokens`."""
+    """Run all contenders on one data set with chains of at most `tokens`."""
     names: dict[str, Callable[[Sequence[Problem], int], Contender]] = {
         "paceline": partial(Ours, tokens=tokens),
         "paceline, no prompt context": partial(Ours, tokens=tokens, prompt_context=False),
@@ -73,7 +73,7 @@ def summary(counts: Counts) -> dict[str, float]:
 
 
 def ratio(ours: Counts, theirs: Counts) -> dict[str, Any]:
-    """Accepted per step, with an interval over requests; and the other figures as ours over theirs."""
+    """Return accepted per step, with an interval over requests, and the other figures as ours over theirs."""
     accepted = ratio_of_rates(*(np.stack((of.accepted, of.steps), 1) for of in (ours, theirs)))
     proposed = ratio_of_rates(*(np.stack((of.proposed, of.steps), 1) for of in (ours, theirs)))
     return {
@@ -93,7 +93,7 @@ def resident_bytes() -> int:
 
 
 def measure_memory(name: str, problems: list[Problem]) -> float:
-    """Resident bytes per token that this process gains by holding what `name` says."""
+    """Return the resident bytes per token that this process gains by holding what `name` describes."""
     tokens = sum(len(sample) for problem in problems for sample in problem.samples)
     if name.startswith("arctic"):
         Arctic(int(name.split("-")[1]), problems[:1], -1, 8)  # load the extension
@@ -132,7 +132,8 @@ def memory(data: str, arctic: Path, demo: Path | None) -> dict[str, float]:
 
 
 def upkeep(problems: list[Problem]) -> dict[str, Any]:
-    """A full window of 32 x 16k tokens gains a rollout and loses one; drafts while that happens in the background."""
+    """Measure updates of a full window of 32 x 16k tokens, which gains a rollout and loses one, and drafts
+    meanwhile."""
     texts = long_rollouts(problems, LONG_COUNT + 7, LONG)
     prompt = problems[0].prompt
     index = suffixes(2, window_bytes=LONG_BYTES)
@@ -155,7 +156,7 @@ def upkeep(problems: list[Problem]) -> dict[str, Any]:
 
 
 def during_merges(texts: list[Any], prompt: Any) -> dict[str, float]:
-    """Wall time of one request's draft, quiet and while the background thread merges without a pause."""
+    """Return the wall time of one request's draft, while quiet and while the background thread merges continuously."""
     index = suffixes(1, window_bytes=LONG_BYTES, inline_tokens=0)
     for text in texts[:LONG_COUNT]:
         index.publish(prompt, text, 0)

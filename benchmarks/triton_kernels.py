@@ -1,10 +1,10 @@
-"""What the Triton kernels become on a GPU, without one: `python -m benchmarks.triton_kernels`.
+"""The machine code of the Triton kernels, without a GPU: `python -m benchmarks.triton_kernels`.
 
 Owns `results/triton_kernels.json`. Compiles every launch of the engine at the shapes of Qwen2.5 0.5B, 1.5B and 7B, from
 the launchers' own plans over meta tensors, for sm_80 and sm_90 (fp8: sm_90), and reads the machine code: registers,
 bytes of spills, shared memory, 128-bit loads, tensor core instructions; of low-bit kernels PTX's float32 arithmetic. It
-times nothing and runs nothing; the committed record changes when a kernel, its shapes or the compiler does. Not to be
-run with TRITON_INTERPRET.
+times nothing and runs nothing. The committed record changes when a kernel, its shapes or the compiler does. Do not run
+it with TRITON_INTERPRET.
 """
 
 import re
@@ -38,7 +38,7 @@ _TOOL = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 
 
 def plans(size: str, dtype: torch.dtype = torch.bfloat16) -> Iterator[tuple[str, Launch]]:
-    """Every launch of an engine step and of drafting, by name."""
+    """Yield every launch of an engine step and of drafting, by name."""
     shape = QWEN[size]
     hidden, intermediate, vocab = shape["hidden_size"], shape["intermediate_size"], shape["vocab_size"]
     hq, hkv, head_dim = shape["num_heads"], shape["num_kv_heads"], shape["head_dim"]
@@ -93,7 +93,7 @@ def plans(size: str, dtype: torch.dtype = torch.bfloat16) -> Iterator[tuple[str,
 
 
 def _drafting_plans(hidden: int, vocab: int, empty: Callable[..., Tensor]) -> Iterator[tuple[str, Launch]]:
-    """Between the passes of a tree of 4 levels with 3 nodes expanded each."""
+    """Yield launches between the passes of a tree of 4 levels with 3 nodes expanded each."""
     k, fed, nodes = 3, 3, 30
 
     def numbers(*shape: int) -> Tensor:
@@ -117,11 +117,11 @@ def _drafting_plans(hidden: int, vocab: int, empty: Callable[..., Tensor]) -> It
 
 
 def _low_bit_plans(shape: dict[str, Any], empty: Callable[..., Tensor]) -> Iterator[tuple[str, Launch]]:
-    """Tokens and products of the narrowest and the widest matrix, for rows of decoding and of the learner."""
+    """Yield tokens and products of the narrowest and the widest matrix, for rows of decoding and of the learner."""
     hidden, inner = shape["hidden_size"], shape["intermediate_size"]
     for form in FORMATS.values():
         if form.bits in (2, 3):
-            continue  # the same kernel as four bits
+            continue  # the kernel is that of four bits
         stored, eight = DTYPES[form.stored], {"int8": torch.int8, "float8_e4m3fn": torch.float8_e4m3fn}
         kind = eight.get(form.activations, torch.bfloat16)
         for rows, outputs, inputs in ((8, hidden, inner), (ROWS, 2 * inner, hidden), (4096, hidden, inner)):
@@ -139,7 +139,7 @@ def _low_bit_plans(shape: dict[str, Any], empty: Callable[..., Tensor]) -> Itera
 
 
 class _Pretended:
-    """What Triton asks of a driver before it compiles. A device for each architecture, named by it."""
+    """Stands in for the driver that Triton queries before it compiles: a device per architecture, with its name."""
 
     def __init__(self, architecture: int) -> None:
         self._architecture = architecture
@@ -155,9 +155,9 @@ class _Pretended:
 
 
 def compiled(launch: Launch, architecture: int) -> dict[str, Any]:
-    """The very binary that a launch would run there: compiled by the launcher's own call.
+    """Return facts of the exact binary that a launch would run there, compiled by the launcher's own call.
 
-    Raises ValueError for an integer argument that Triton would specialise: steps would compile variants.
+    Raises ValueError for an integer argument that Triton would specialise, since steps would compile variants.
     """
     kernel = launch.kernel
     names = [name for name in kernel.arg_names if name not in launch.constants]
@@ -189,13 +189,13 @@ def compiled(launch: Launch, architecture: int) -> dict[str, Any]:
 
 
 def _buffers(ttgir: str) -> int:
-    """Of the pipeline that loads ahead of the computation: tiles that shared memory has room for; 0: nothing does."""
+    """Return the number of tiles that the load pipeline buffers in shared memory; 0 without a pipeline."""
     allocated = re.findall(r"local_alloc : \(\) -> !ttg\.memdesc<(\d+)x\d+x\d+x", ttgir)
     return min(map(int, allocated), default=0)
 
 
 def _float32(ptx: str) -> str:
-    """The float32 arithmetic by name: how each operation rounds."""
+    """Return the float32 arithmetic by name, which shows how each operation rounds."""
     return ", ".join(sorted(set(re.findall(r"\b(?:add|sub|mul|div|fma|rcp)\.[\w.]*f32\b", ptx))))
 
 

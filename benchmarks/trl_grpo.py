@@ -1,6 +1,7 @@
 """The TRL half of `rl_step_vs_trl.py`: GRPOTrainer on a checkpoint, on CPU; runs in TRL's own interpreter.
 
-Owns TRL's settings and its clock. Never imports Paceline but the harness: it must run where only TRL is installed.
+Owns TRL's settings and its clock. It imports only the harness of Paceline, since it must run where only TRL is
+installed.
 One RL step = one generation batch = `--mini-batches` optimizer steps, as in Paceline.
 """
 
@@ -24,13 +25,14 @@ BOXED = re.compile(r"\\boxed\{([^{}]*)\}")
 
 
 def boxed_answer(prompts: list[str], completions: list[str], answer: list[str], **_: object) -> list[float]:
-    """1 if the first closed box holds the answer. Cheaper than math-verify, which Paceline runs: in TRL's favour."""
+    """Return 1 if the first closed box holds the answer. Cheaper than math-verify, which Paceline runs: in TRL's
+    favour."""
     found = (BOXED.search(completion) for completion in completions)
     return [float(match is not None and match.group(1) == gold) for match, gold in zip(found, answer, strict=True)]
 
 
 def last_number(prompts: list[Any], completions: list[Any], answer: list[str], **_: object) -> list[float]:
-    """1 if the last number of the response is the answer."""
+    """Return 1 if the last number of the response is the answer."""
     found = (NUMBER.findall(completion[0]["content"]) for completion in completions)
     return [float(bool(numbers) and numbers[-1] == gold) for numbers, gold in zip(found, answer, strict=True)]
 
@@ -39,7 +41,8 @@ REWARDS = {"boxed": boxed_answer, "last_number": last_number}
 
 
 def records(path: Path, system_prompt: str | None) -> Dataset:
-    """Prompts and answers; prompts as messages where there is a system prompt: TRL then applies the chat template."""
+    """Return prompts and answers. With a system prompt, prompts are messages, to which TRL applies the chat
+    template."""
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     found = []
     for row in rows:
@@ -88,7 +91,7 @@ def main(
     clock = Clock()
     lora = None
     if lora_rank:
-        from peft import LoraConfig  # not installed where only whole models are compared
+        from peft import LoraConfig  # only installed where adapters are compared
 
         lora = LoraConfig(r=lora_rank, lora_alpha=32, lora_dropout=0.0, target_modules="all-linear")
     trainer = GRPOTrainer(
@@ -115,14 +118,14 @@ def main(
             beta=0.0,
             epsilon=0.2,
             epsilon_high=0.28,
-            loss_type="bnpo",  # mean over the tokens of the batch
+            loss_type="bnpo",  # mean over the batch's tokens
             scale_rewards="group",
             learning_rate=lr,
             lr_scheduler_type="constant",
             adam_beta2=0.95,
             weight_decay=0.0,
             max_grad_norm=1.0,
-            gradient_checkpointing=False,  # TRL's default recomputes activations to save memory: slower, not needed
+            gradient_checkpointing=False,  # TRL's default recomputes activations to save memory: slower, and not needed
             logging_steps=1,
             save_strategy="no",
             report_to="none",

@@ -1,9 +1,9 @@
-"""New weights from a learner's rank to one engine process: the ways of `cluster.weights` beside each other, on this
+"""New weights from a learner's rank to one engine process: a comparison of the ways of `cluster.weights`, on this
 machine and this device.
 
-The object store's way is what it does without Ray: packed and checked in one process, copied into shared memory,
-checked and loaded in the other. `old` is what it did before: CRC-32 on both sides, all copies in the engine's dtype at
-once, pageable copies. A broadcast needs two GPUs, or a CPU.
+The object store's way is its work without Ray: packed and checked in one process, copied into shared memory, checked
+and loaded in the other. `old` is its earlier version: CRC-32 on both sides, all copies in the engine's dtype at once,
+pageable copies. A broadcast needs two GPUs, or a CPU.
 
     python -m benchmarks.weights_handoff --mib 1024 --rounds 3
 
@@ -68,8 +68,8 @@ def main(
 
 
 def measure(device: torch.device, mib: int, rounds: int) -> dict[str, list[float]]:
-    """Seconds of a cold round and `rounds` warm ones in turn, by way, from the learner's float32 tensors to the
-    engine's bfloat16 ones. Raises AssertionError if two ways loaded different weights."""
+    """Return the seconds of a cold round and `rounds` warm ones, taken in turn, by way, from the learner's float32
+    tensors to the engine's bfloat16 ones. Raises AssertionError if two ways loaded different weights."""
     tensors = learners(mib, device)
     layout = lay_out((name, "bfloat16", tuple(tensor.shape)) for name, tensor in tensors.items())
     context = multiprocessing.get_context("spawn")
@@ -93,7 +93,7 @@ def measure(device: torch.device, mib: int, rounds: int) -> dict[str, list[float
                 hand_over()
                 _answer(ours)
                 seconds[way].append(time.perf_counter() - start_s)
-                ours.send("sum")  # outside of what is timed
+                ours.send("sum")  # outside of the timed part
                 sums.add(_answer(ours))
         assert len(sums) == 1, f"the ways loaded different weights: {sums}"
     finally:
@@ -103,13 +103,13 @@ def measure(device: torch.device, mib: int, rounds: int) -> dict[str, list[float
 
 
 def learners(mib: int, device: torch.device) -> dict[str, Tensor]:
-    """Float32 matrices."""
+    """Return float32 matrices."""
     rows = MATRIX_MIB * 2**20 // 2 // 4096
     return {f"layers.{i}.weight": torch.randn(rows, 4096, device=device) for i in range(max(1, mib // MATRIX_MIB))}
 
 
 def in_engines_dtype(tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """One at a time."""
+    """Yield one tensor at a time in the engine's dtype."""
     return ((name, tensor.bfloat16()) for name, tensor in tensors.items())
 
 
@@ -143,7 +143,7 @@ class InPieces:
 def through_memory(
     pipe: Connection, tensors: Mapping[str, Tensor], layout: Layout, device: torch.device, *, old: bool
 ) -> None:
-    """One buffer, copied as the object store does, and into memory that the engine's process maps."""
+    """Hand over one buffer, copied like the object store does, into memory that the engine's process maps."""
     if old:
         manifest, buffer = pack(dict(in_engines_dtype(tensors)), 1)
         zlib.crc32(buffer.data)
@@ -153,13 +153,13 @@ def through_memory(
     descriptor = share_bytes(buffer.copy())
     try:
         pipe.send((old, manifest, f"/proc/{os.getpid()}/fd/{descriptor}"))
-        pipe.poll(LIMIT_S)  # it has the memory open, and is done with it
+        pipe.poll(LIMIT_S)  # it has the memory open, and has finished with it
     finally:
         os.close(descriptor)
 
 
 def engine(pipe: Connection, device_name: str, mib: int) -> None:
-    """The other process: load what it is told of, in the way it is told, and answer with the reason if it cannot."""
+    """Run the other process: load weights in the requested way, and answer with the reason if that fails."""
     device = torch.device(device_name)
     targets = {name: torch.zeros_like(tensor, dtype=torch.bfloat16) for name, tensor in learners(mib, device).items()}
     receiver = Receiver(device)

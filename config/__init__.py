@@ -1,5 +1,5 @@
-"""The options of every section of the configuration, and the names they are made of: strategies, drafters, formats.
+"""Options of every section of the configuration, and the names used there: strategies, drafters, formats.
 
-The ground floor: imports nothing of Paceline, so every other package may read it. Loading, checking and showing a
-configuration is `launch.config`.
+Imports nothing of Paceline, so every other package may import it. `launch.config` loads, checks and shows a
+configuration.
 """

@@ -1,8 +1,8 @@
-"""The drafters there are: what configuration, plans, policies and reports must know of each. Plain data, no torch.
+"""Catalogue of drafters: the facts that configuration, plans, policies and reports use. Plain data, no torch.
 
-The one place that lists them; a user adds others by import path (rollout.speculation.drafters). The code of drafter
-NAME is the module `drafter.NAME`, whose `build` makes one; an engine of another kind may make its own where strategies
-name it.
+The only list of built-in drafters; a user adds others by import path (rollout.speculation.drafters). The module
+`drafter.NAME` implements drafter NAME, and its `build` makes one. Another kind of engine may use its own implementation
+of a name.
 """
 
 from collections.abc import Iterable, Mapping
@@ -13,18 +13,18 @@ from config.speculation import SpeculationOptions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrafterEntry:
-    """One drafter, as strategies name it."""
+    """One drafter, by its name in strategies."""
 
     name: str
-    arms: tuple[str, ...]  # strategies that are tried where the configuration names none, most promising first
-    accepts: float = 0.5  # share of its tokens that is expected to stand before any was verified
-    needs_weights: bool = False  # it exists only where rollout.speculation.NAME.path is set
-    is_network: bool = False  # it computes passes of its own: graphs are captured for them
+    arms: tuple[str, ...]  # strategies to try if the configuration names none, most promising first
+    accepts: float = 0.5  # expected share of its tokens that is accepted, before any verification
+    needs_weights: bool = False  # requires rollout.speculation.NAME.path
+    is_network: bool = False  # runs forward passes of its own: graphs are captured for them
     trained: bool = False  # drafter.train trains it
-    shares_cache: bool = False  # it computes over the KV cache that an engine of a full-precision target lends it
-    level: float = 0.0  # before it was measured: a drafted token of all requests, in plain steps of the target
-    prepares: float = 0.0  # and, after new weights of the target, until it can draft, in passes over one row
-    native: str | None = None  # class of the native extension that it cannot do without
+    shares_cache: bool = False  # uses the KV cache of its engine, whose target must be in full precision
+    level: float = 0.0  # initial estimate: cost of one drafted token for all requests, in plain steps of the target
+    prepares: float = 0.0  # initial estimate: time to prepare after new target weights, in passes over one row
+    native: str | None = None  # the class of the native extension that it requires
 
 
 CATALOGUE: dict[str, DrafterEntry] = {
@@ -44,7 +44,7 @@ CATALOGUE: dict[str, DrafterEntry] = {
             level=0.15,
         ),
         DrafterEntry(name="ngram", arms=("ngram:12", "ngram:6", "ngram:3"), native="Ngrams"),
-        # A copy of the target in few bits. It follows the target without being trained.
+        # A copy of the target in few bits. It follows the target without training.
         DrafterEntry(
             name="self",
             arms=("self:5", "self:3", "self:7", "self:10", "self:15"),
@@ -61,27 +61,28 @@ TRAINED = next(entry.name for entry in CATALOGUE.values() if entry.trained)
 
 
 def fresh_path(kind: str, layers: Iterable[int] | None = None) -> str:
-    """The path that means fresh weights of an EAGLE drafter of that kind: `random`, `random:eagle3`, or
-    `random:eagle3:1,3,4` with the layers of the target that it reads."""
+    """Return the path that stands for fresh weights of an EAGLE drafter of that kind.
+
+    `random`, `random:eagle3`, or `random:eagle3:1,3,4` with the target layers that it reads."""
     if kind == "eagle":
         return FRESH_WEIGHTS
     return f"{FRESH_WEIGHTS}:{kind}" + (f":{','.join(map(str, layers))}" if layers else "")
 
 
 def weights_path(name: str, options: SpeculationOptions) -> str | None:
-    """What rollout.speculation.NAME.path says."""
+    """Return the value of rollout.speculation.NAME.path."""
     path: str | None = getattr(getattr(options, name, None), "path", None)
     return path
 
 
 def own_entry(name: str) -> DrafterEntry:
-    """A drafter of the user's own (rollout.speculation.drafters): what is assumed of it before anything is measured."""
+    """Return the entry of a user's drafter (rollout.speculation.drafters): initial estimates before any measurement."""
     return DrafterEntry(name=name, arms=(f"{name}:4", f"{name}:2", f"{name}:8"))
 
 
 def at_hand(options: SpeculationOptions, *, cache_lent: bool = False) -> tuple[str, ...]:
-    """What an engine of this configuration drafts with unless strategies name others, where the native extension is
-    installed. cache_lent: it lends its KV cache to those that share it."""
+    """Return the drafters of an engine with this configuration, unless strategies name others; assumes the native
+    extension. cache_lent: the engine lends its KV cache to drafters that share it."""
     built_in = tuple(
         name
         for name, entry in CATALOGUE.items()
@@ -92,7 +93,7 @@ def at_hand(options: SpeculationOptions, *, cache_lent: bool = False) -> tuple[s
 
 
 def by_name(names: Iterable[str]) -> Mapping[str, DrafterEntry]:
-    """The entries of those names, in the catalogue's order; behind them those that it has not: the user's own."""
+    """Return the entries of those names, in the catalogue's order, then the user's own."""
     wanted = dict.fromkeys(names)
     found = {name: entry for name, entry in CATALOGUE.items() if name in wanted}
     return found | {name: own_entry(name) for name in wanted if name not in CATALOGUE}

@@ -1,4 +1,4 @@
-"""The `coordinator:` section of the configuration. Owns names and ranges only."""
+"""The `coordinator:` section of the configuration. Names and ranges only."""
 
 from collections.abc import Iterator
 from typing import Annotated
@@ -64,7 +64,8 @@ class CoordinatorOptions(BaseModel, frozen=True, extra="forbid"):
         return self.host not in LOOPBACK if self.curve.enabled is None else self.curve.enabled
 
     def admin_asks(self, *, folder: bool) -> bool:
-        """Whether the admin service wants a token at `admin_host`. folder: there is one to leave it in."""
+        """Return whether the admin service requires a token at `admin_host`. folder: there is a folder to write it
+        to."""
         if self.admin.token is None:
             return folder or self.admin_host not in LOOPBACK
         return self.admin.token
@@ -74,7 +75,7 @@ class CoordinatorOptions(BaseModel, frozen=True, extra="forbid"):
         return self.admin.certificate is not None or self.admin_host not in LOOPBACK
 
     def contradictions(self) -> Iterator[tuple[str, str, str]]:
-        """What the keys together make impossible: the key, why, the remedy."""
+        """Yield impossible combinations of keys: the key, the reason, the remedy."""
         least_s = 2 * self.heartbeat_s + self.stop_deadline_s
         if self.lease_s < least_s:
             why = (

@@ -1,4 +1,4 @@
-"""The `data:` section of the configuration. Owns names and ranges only; imports neither torch nor ray."""
+"""The `data:` section of the configuration. Names and ranges only; imports neither torch nor ray."""
 
 from typing import Annotated, Any, Literal
 
@@ -78,7 +78,7 @@ PROMPTS_ONLY = (
     "sets",
     "reasoning_gym",
     "success",
-)  # of DataOptions: what says nothing about texts and tokens
+)  # keys of DataOptions that do not affect texts and tokens
 
 
 class DataOptions(BaseModel, frozen=True, extra="forbid"):

@@ -1,4 +1,4 @@
-"""The `drafter:` section of the configuration. Owns names and ranges only."""
+"""The `drafter:` section of the configuration. Names and ranges only."""
 
 from typing import Annotated, Literal
 

@@ -1,4 +1,4 @@
-"""The `environment:` section of the configuration. Owns names and ranges only; imports neither torch nor ray."""
+"""The `environment:` section of the configuration. Names and ranges only; imports neither torch nor ray."""
 
 from typing import Annotated, Any, Literal
 

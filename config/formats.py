@@ -1,6 +1,6 @@
-"""The low-bit formats of weights and activations: names, bits, groups, and which device computes with them.
+"""Low-bit formats of weights and activations: names, bits, groups, and the devices that support them.
 
-Owns the names of the tensors of a weight, and the one table that configuration, engine, learner and export read. No
+Defines the names of a weight's tensors, and the one table that configuration, engine, learner and export read. No
 torch, no arithmetic (`models.low_bit`).
 """
 
@@ -11,45 +11,45 @@ from typing import Literal
 Quantization = Literal["none", "w8a8", "w4a8", "w3a8", "w2a8", "w4a16", "fp8"]
 SCALE_SUFFIX = "_scale"  # of the tensor that holds a quantised tensor's scales: NAME.weight, NAME.weight_scale
 ZERO_SUFFIX = "_zero"
-NARROW_GROUP = 64  # inputs, of a matrix that a format's own groups do not divide
-DEEPEST = 131_072  # inputs whose products of eight bits an int32 sum always holds: 127 * 127 * DEEPEST < 2^31
+NARROW_GROUP = 64  # inputs, if a format's own groups do not divide the matrix
+DEEPEST = 131_072  # most inputs of an 8-bit product whose sum always fits int32: 127 * 127 * DEEPEST < 2^31
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LowBitFormat:
-    """How a weight [N, K] of a projection is stored, and what it is multiplied with.
+    """How a weight [N, K] of a projection is stored, and the activations it is multiplied with.
 
-    Values are dense: one byte each, or two to a byte (bits below 8, the even input in the low half; three and two bits
-    have fewer levels in the same room). Scales are float32, zero points uint8, one of each per output and group.
-    Groups are chosen per matrix: `group` inputs where that divides K, else 64 (SmolLM2-135M has 576 inputs and 1,536).
+    Values are dense: one byte each, or two per byte (bits below 8, the even input in the low half; three and two bits
+    use fewer levels of the same space). Scales are float32, zero points uint8, one of each per output and group. Groups
+    are chosen per matrix: `group` inputs if that divides K, else 64 (SmolLM2-135M has 576 inputs and 1,536).
     """
 
     name: Quantization
     bits: int
-    group: int | None  # inputs that share a scale, at most; None: all of a row
-    activations: Literal["int8", "float8_e4m3fn", "none"]  # per token, symmetric; none: as they are
+    group: int | None  # most inputs that share a scale; None: all of a row
+    activations: Literal["int8", "float8_e4m3fn", "none"]  # per token, symmetric; none: unquantised
     stored: Literal["int8", "uint8", "float8_e4m3fn"]  # a key of models.manifest.ITEM_BYTES
     devices: tuple[str, ...]
 
     @property
     def container_bits(self) -> int:
-        """Bits of a stored value: 8, or 4 for fewer bits too."""
+        """Bits of a stored value: 8, or 4 for all smaller formats."""
         return 8 if self.bits == 8 else 4
 
     @property
     def asymmetric(self) -> bool:
-        """Whether there are zero points."""
+        """Whether the format has zero points."""
         return self.group is not None
 
     @property
     def group_sizes(self) -> tuple[int, ...]:
-        """Inputs to a group: what a matrix may have, the first choice first. Empty: all of a row."""
+        """Inputs per group that a matrix may have, the preferred size first. Empty: all of a row."""
         if self.group is None:
             return ()
         return (self.group, NARROW_GROUP) if self.group > NARROW_GROUP else (self.group,)
 
     def groups(self, depth: int) -> int:
-        """Scales of one output. Raises ValueError where no groups divide the inputs."""
+        """Return the number of scales of one output. Raises ValueError if no group size divides the inputs."""
         if self.group is None:
             return 1
         for size in self.group_sizes:
@@ -75,12 +75,12 @@ FORMATS: Mapping[str, LowBitFormat] = {
 
 
 def part_names(name: str, form: LowBitFormat) -> tuple[str, ...]:
-    """The tensors that a weight called `name` is stored as: its values under that name, its scales, its zero points."""
+    """Return the names of a weight's stored tensors: values (`name` itself), scales, zero points."""
     return (name, name + SCALE_SUFFIX, *([name + ZERO_SUFFIX] if form.asymmetric else []))
 
 
 def part_specs(name: str, shape: tuple[int, ...], form: LowBitFormat) -> Iterator[tuple[str, str, tuple[int, ...]]]:
-    """Parts of a weight [N, K]: name, dtype (a key of models.manifest.ITEM_BYTES) and shape of each of `part_names`."""
+    """Yield name, dtype (a key of models.manifest.ITEM_BYTES) and shape of each stored tensor of a weight [N, K]."""
     outputs, inputs = shape
     scales = outputs, form.groups(inputs)
     values = outputs, inputs * form.container_bits // 8
@@ -90,7 +90,8 @@ def part_specs(name: str, shape: tuple[int, ...], form: LowBitFormat) -> Iterato
 
 
 def low_bit_format(name: Quantization, device: str) -> LowBitFormat | None:
-    """The format that rollout.quantization names; None for none. ValueError if an engine on this device has it not."""
+    """Return the format that rollout.quantization names; None for none. Raises ValueError if the device does not
+    support it."""
     if name == "none":
         return None
     form = FORMATS[name]

@@ -1,6 +1,6 @@
-"""What a configuration names as `package.module:function`. Owns the form of such a path, the import, and its errors.
+"""Import paths `package.module:function` in a configuration: their form, the import, and its errors.
 
-Standard library only: whoever uses what is found (the learner, the driver, an engine) checks what it is.
+Standard library only. The caller (learner, driver, engine) checks the imported object.
 """
 
 import importlib
@@ -16,20 +16,20 @@ FORM_TEXT = "package.module:function"
 
 
 class OwnCodeError(ValueError):
-    """A function or class that the configuration names cannot be used; the message names the key and the path."""
+    """An unusable function or class named by the configuration; the message has the key and the path."""
 
 
 def is_path(text: str) -> bool:
-    """Whether the text has the form package.module:function."""
+    """Return whether the text has the form package.module:function."""
     return _FORM.fullmatch(text) is not None
 
 
 def imported(path: str, key: str) -> Callable[..., Any]:
-    """The function or class at `path`, which `key` of the configuration names. Raises OwnCodeError."""
+    """Return the function or class at `path`, the value of `key`. Raises OwnCodeError."""
     module_name, _, name = path.partition(":")
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:  # a user's module raises what it likes
+    except Exception as error:  # a user's module can raise anything
         raise OwnCodeError(f"{key}: {path} cannot be imported: {described(error)}") from error
     if (found := getattr(module, name, None)) is None:
         raise OwnCodeError(f"{key}: {module.__name__} ({module.__file__}) has no {name!r}")
@@ -39,7 +39,8 @@ def imported(path: str, key: str) -> Callable[..., Any]:
 
 
 def described(error: BaseException) -> str:
-    """`ValueError: the text (file.py:12)`: with the innermost frame outside of Python's own and installed files."""
+    """Return `ValueError: the text (file.py:12)`, located at the innermost frame outside Python and installed
+    packages."""
     frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
@@ -51,17 +52,17 @@ def described(error: BaseException) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ImportPath:
-    """Annotation of a key whose value is such a path, or one of `names`."""
+    """Annotation of a key whose value is such a path or one of `names`."""
 
     names: tuple[str, ...] = ()
 
     @property
     def in_words(self) -> str:
-        """What a value must be."""
+        """Text for messages: which values are accepted."""
         return f"one of {', '.join(self.names)}, or {FORM_TEXT}" if self.names else FORM_TEXT
 
     def __call__(self, value: str | None) -> str | None:
-        """Raises ValueError."""
+        """Validate the value. Raises ValueError."""
         if value is None or value in self.names or is_path(value):
             return value
         raise ValueError(f"expected {self.in_words}; got {value!r}")

@@ -75,7 +75,7 @@ class LearnerOptions(BaseModel, frozen=True, extra="forbid"):
     ] = 3
 
     def threads_of(self, ranks_on_node: int) -> int:
-        """CPU threads of each of so many ranks on this machine."""
+        """Return the CPU threads of each rank, for this number of ranks on the machine."""
         return self.threads or max(1, (os.cpu_count() or 1) // ranks_on_node)
 
 

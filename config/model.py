@@ -1,4 +1,4 @@
-"""The `model:` and `learner.lora:` sections of the configuration. Owns names and ranges only; imports neither torch nor
+"""The `model:` and `learner.lora:` sections of the configuration. Names and ranges only; imports neither torch nor
 ray."""
 
 import math
@@ -71,8 +71,10 @@ class LoraOptions(BaseModel, frozen=True, extra="forbid"):
 
 
 def batch_invariance(model: ModelOptions, device: str, key: str, *, engine: bool = False) -> bool:
-    """Whether the network, an engine's or a learner's, is built batch-invariant on this kind of device. ValueError if
-    more is asked of a GPU than holds there; `key` is the setting that says where the network runs, should it say auto.
+    """Return whether an engine's or a learner's network is built batch-invariant on this kind of device.
+
+    `key` is the setting that names the network's device, for the message. Raises ValueError if the configuration
+    requires an invariance that a GPU does not have.
     """
     if device == "cpu":
         return model.batch_invariant is not False

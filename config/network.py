@@ -1,17 +1,17 @@
-"""The sizes of a decoder-only transformer and of its drafter: the one description that plans of memory, of time and of
-captured graphs are made of. Owns no name of any weight; models.config reads it from a config.json, and adds to it what
-a network is computed with."""
+"""Sizes of a decoder-only transformer and of its drafter, for plans of memory, time and captured graphs.
+
+Has no names of weights. models.config reads it from a config.json and adds what the computation needs."""
 
 from dataclasses import dataclass, replace
 
 from config.formats import FORMATS, LowBitFormat
 
-_LARGEST_HEAD = 0.5  # of the bytes of a copy's layers; beyond it the copy's head is read in eight bits
+_LARGEST_HEAD = 0.5  # of the bytes of a copy's layers; above it, the copy's head is read in eight bits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
-    """What of a model decides bytes and flops; `item_bytes` of a weight, an activation and a cached key."""
+    """The sizes that determine a model's bytes and flops; `item_bytes` of a weight, an activation and a cached key."""
 
     vocab_size: int
     hidden_size: int
@@ -20,7 +20,7 @@ class Network:
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    tied: bool = False  # the head is the embedding
+    tied: bool = False  # the head shares the embedding's weights
     qkv_bias: bool = False
     qk_norm: bool = False
     item_bytes: int = 2
@@ -69,7 +69,7 @@ class Network:
 
     @property
     def rounds_tokens(self) -> bool:
-        """Whether the layers' products take activations of eight bits."""
+        """Whether the layers' products take quantised (8-bit) activations."""
         return self.low_bits is not None and self.low_bits.activations != "none"
 
     @property
@@ -85,12 +85,12 @@ class Network:
         return self.read_parameters * self.item_bytes - self.num_layers * saved
 
     def copied(self, form: LowBitFormat | None) -> "Network":
-        """What drafts for this model by itself: its matrices once more, in `form` (None: as they are)."""
+        """Return the network of the self-drafter: the same matrices, in `form` (None: unchanged)."""
         return self if form is None else replace(self, low_bits=form)
 
     @property
     def head_bits(self) -> LowBitFormat | None:
-        """Bits of the head of a copy in few bits, as `models.low_bit_copy` makes it; None: the model's own head."""
+        """Format of the head of a low-bit copy, as `models.low_bit_copy` makes it; None: the model's own head."""
         if self.low_bits is None or not self.rounds_tokens:
             return None
         layers = self.num_layers * self.matrix_parameters // (1 if self.low_bits.bits == 8 else 2)
@@ -98,7 +98,7 @@ class Network:
 
     @property
     def copy_bytes(self) -> int:
-        """Bytes of a low-bit copy that it does not share with its model."""
+        """Bytes of a low-bit copy that are not shared with its model."""
         head = 0
         if (form := self.head_bits) is not None:
             head = replace(self, low_bits=form).matrix_bytes(self.vocab_size, self.hidden_size)
@@ -110,27 +110,28 @@ class Network:
 
     @property
     def parameters(self) -> int:
-        """Tied ones count once."""
+        """Number of parameters; tied ones count once."""
         tables = 1 if self.tied else 2
         return self.num_layers * self.layer_parameters + tables * self.embedding_parameters + self.hidden_size
 
     @property
     def read_parameters(self) -> int:
-        """Those that a step reads whatever it decodes: all but the embedding, of which it takes rows."""
+        """Parameters that every step reads in full: all but the embedding, of which only rows are read."""
         return self.num_layers * self.layer_parameters + self.embedding_parameters + self.hidden_size
 
     @property
     def largest_parameter(self) -> int:
-        """Elements of the largest tensor that is handed over at once, fused ones whole."""
+        """Elements of the largest tensor that is sent at once; a fused tensor is sent whole."""
         return max(self.embedding_parameters, 2 * self.intermediate_size * self.hidden_size)
 
     @property
     def kv_token_bytes(self) -> int:
-        """Keys and values of one token, all layers."""
+        """Bytes of keys and values of one token, all layers."""
         return 2 * self.num_layers * self.kv_size * self.item_bytes
 
     @property
     def drafter_parameters(self) -> int:
-        """Parameters of an EAGLE drafter: one block and the projection that fuses its two inputs (EAGLE-3: up to three
-        and a wider first matrix, about as much). Embedding and head are the target's."""
+        """Parameters of an EAGLE drafter: one block and the projection that fuses its two inputs.
+
+        EAGLE-3 has up to three inputs and a wider first matrix, about as much. Embedding and head are the target's."""
         return self.layer_parameters + 2 * self.hidden_size**2

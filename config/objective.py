@@ -1,10 +1,9 @@
-"""The `objective:` section of the configuration. Owns names, ranges and what does not go together; imports neither
-torch nor ray.
+"""The `objective:` section of the configuration: names, ranges and contradictions. Imports neither torch nor ray.
 
-Who obeys which key: `loss`, `clip_*`, `aggregation`, `entropy_coef`, `sampler_correction` and a KL term in the loss are
-the learner's (policies.objectives); `baseline`, `normalize`, `drop_zero_variance`, `length_penalty`, `overlong`,
-`mask_truncated`, `dynamic_sampling` and KL in the reward are the driver's (policies.advantages), before it hands
-sequences over.
+The learner (policies.objectives) applies `loss`, `clip_*`, `aggregation`, `entropy_coef`, `sampler_correction` and a KL
+term in the loss. The driver (policies.advantages) applies `baseline`, `normalize`, `drop_zero_variance`,
+`length_penalty`, `overlong`, `mask_truncated`, `dynamic_sampling` and KL in the reward, before it sends sequences to
+the learner.
 """
 
 from collections.abc import Iterator
@@ -37,7 +36,7 @@ NORMED = ("seq_mean_token_sum_norm", "fixed_mean_token_sum_norm")  # aggregation
 
 @dataclass(frozen=True, slots=True)
 class Contradiction:
-    """Two keys of the section that do not go together. `key` is below `objective`."""
+    """Two keys of the section that exclude each other. `key` is below `objective`."""
 
     key: str
     message: str
@@ -221,7 +220,7 @@ class ObjectiveOptions(BaseModel, frozen=True, extra="forbid"):
         return self.loss not in LOSS_NAMES
 
     def origin(self, key: str) -> str | None:
-        """Where the default of a dotted key below `objective` comes from; None: it is the same for all names."""
+        """Return the source of the default of a dotted key below `objective`; None: the same for all names."""
         from_limit = {"sum_divisor": self.sum_divisor is not None, "overlong.buffer_tokens": self.name == "dapo"}
         if from_limit.get(key):
             return "rollout.sampling.max_new_tokens"
@@ -231,21 +230,21 @@ class ObjectiveOptions(BaseModel, frozen=True, extra="forbid"):
 
     @property
     def teaches_without_advantage(self) -> bool:
-        """Whether the loss of a token has a gradient even where its advantage is 0."""
+        """Whether a token's loss has a gradient even if its advantage is 0."""
         return (self.needs_reference_in_loss and self.kl_coef > 0) or self.entropy_coef > 0
 
     @property
     def needs_reference_in_loss(self) -> bool:
-        """Whether the loss, or a metric of it, compares with the reference."""
+        """Whether the loss, or a metric of it, uses the reference model."""
         return self.kl != "none" and self.kl_in == "loss"
 
     @property
     def kl_in_reward(self) -> bool:
-        """Whether advantages need the KL to the reference of every token, which the learner is asked for first."""
+        """Whether advantages need every token's KL to the reference, which the learner computes first."""
         return self.kl != "none" and self.kl_in == "reward"
 
     def sized(self, max_new_tokens: int) -> "ObjectiveOptions":
-        """With the defaults that follow from the longest response."""
+        """Return a copy with the defaults that follow from the longest response."""
         changes: dict[str, Any] = {}
         if self.aggregation in NORMED and self.sum_divisor is None:
             changes["sum_divisor"] = float(max_new_tokens)
@@ -254,7 +253,7 @@ class ObjectiveOptions(BaseModel, frozen=True, extra="forbid"):
         return self.model_copy(update=changes) if changes else self
 
     def contradictions(self) -> Iterator[Contradiction]:
-        """Settings that would be ignored, or contradict each other."""
+        """Yield settings that would be ignored or contradict each other."""
         yield from self._own()
         yield from self._clips()
         yield from self._kl()

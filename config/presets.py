@@ -1,7 +1,8 @@
-"""Objectives by name: each is a table of defaults for the other keys of `objective:`. Owns the tables and their order.
+"""Objectives by name: each is a table of defaults for the other keys of `objective:`. Defines the tables and their
+order.
 
-What is written wins over the preset, the preset over the defaults of its loss and baseline, these over the schema's.
-A default that something written has made meaningless (the coefficient of a KL term that was switched off) is left out.
+Priority, highest first: written values, the preset, the defaults of its loss and baseline, the schema. A default is
+dropped if a written value makes it meaningless (the coefficient of a KL term that was switched off).
 """
 
 from collections.abc import Iterator, Mapping
@@ -9,7 +10,7 @@ from typing import Any
 
 Values = Mapping[str, Any]
 
-# Bounds of the ratio mean something else in each loss, so their defaults belong to the loss.
+# Bounds of the ratio have a different meaning in each loss, so their defaults belong to the loss.
 LOSSES: dict[str, Values] = {
     "clip": {"clip_low": 0.2, "clip_high": 0.28, "clip_dual": 3.0},
     "sequence_clip": {"clip_low": 3e-4, "clip_high": 4e-4, "clip_dual": None},
@@ -21,10 +22,10 @@ LOSSES: dict[str, Values] = {
 # Your own loss has its own arguments (objective.loss_arguments).
 OWN_LOSS: Values = {"clip_low": None, "clip_high": None, "clip_dual": None}
 
-# Your own advantages (objective.advantages) decide what these do.
+# Your own advantages (objective.advantages) replace both.
 OWN_ADVANTAGES: Values = {"baseline": "none", "normalize": "none"}
 
-# Without a baseline of the group its equal rewards teach, beside those of other groups.
+# Without a group baseline, groups with equal rewards have a gradient too.
 BASELINES: dict[str, Values] = {"batch": {"drop_zero_variance": False}, "none": {"drop_zero_variance": False}}
 
 PRESETS: dict[str, Values] = {
@@ -105,8 +106,8 @@ MASKS: dict[str, Values] = {  # sampler_correction.mask
 
 
 def layers(written: Values) -> Iterator[tuple[str, Values]]:
-    """(where it comes from, defaults), the strongest first; `written` itself is not among them. Names that are not
-    known give nothing: whoever validates says so."""
+    """Yield (source, defaults), highest priority first, without `written` itself. Unknown names yield nothing: the
+    schema's validation reports them."""
     name = written.get("name", "grpo")
     preset = dict(PRESETS.get(name, {}) if isinstance(name, str) else {})
     loss = written.get("loss", preset.get("loss"))
@@ -128,7 +129,7 @@ def layers(written: Values) -> Iterator[tuple[str, Values]]:
 
 
 def filled(written: Values) -> dict[str, Any]:
-    """What is written, and below it the defaults of the preset, its loss and its baseline."""
+    """Return the written values, completed by the defaults of the preset, its loss and its baseline."""
     values: dict[str, Any] = {}
     for defaults in (*reversed([layer for _, layer in layers(written)]), written):
         for key, value in defaults.items():
@@ -138,7 +139,7 @@ def filled(written: Values) -> dict[str, Any]:
 
 
 def origin(written: Values, key: str) -> str | None:
-    """Which layer the default of a dotted key below `objective` comes from; None: the schema."""
+    """Return the source of the default of a dotted key below `objective`; None: the schema."""
     for source, values in layers(written):
         found: Any = values
         for part in key.split("."):

@@ -1,4 +1,4 @@
-"""The `reward:` section of the configuration. Owns names and ranges only; imports neither torch nor ray."""
+"""The `reward:` section of the configuration. Names and ranges only; imports neither torch nor ray."""
 
 from typing import Annotated, Any, Literal
 

@@ -1,4 +1,4 @@
-"""The `rollout:` section of the configuration. Owns names and ranges only; imports neither torch nor ray."""
+"""The `rollout:` section of the configuration. Names and ranges only; imports neither torch nor ray."""
 
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -86,7 +86,7 @@ MOST_WORKERS = 10_000
 class WorkerCount(BaseModel, frozen=True, extra="forbid"):
     """Number of rollout workers, one engine each. {min, max}: workers join and leave during the run."""
 
-    in_short: ClassVar[str] = f"an integer, >= 1, <= {MOST_WORKERS}"  # what may stand in the section's place
+    in_short: ClassVar[str] = f"an integer, >= 1, <= {MOST_WORKERS}"  # the short form of the section
 
     min: Annotated[int, Field(ge=1, le=MOST_WORKERS, description="workers that a run starts with")] = 1
     max: Annotated[

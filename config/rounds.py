@@ -1,4 +1,4 @@
-"""The `rollout.rounds:` section of the configuration. Owns names and ranges only."""
+"""The `rollout.rounds:` section of the configuration. Names and ranges only."""
 
 from typing import Annotated
 

@@ -1,8 +1,8 @@
 """Rules between keys, declared at the key: `Annotated[float, Field(...), OnlyWith("mode", ("paper",))]`.
 
-Owns what a rule says; `launch.config.rules` holds a configuration against all of them. A rule names another key by its
-whole name (`rollout.engine.backend`), or by its last word where that is a sibling (`mode`). A key is *on* unless it is
-null, false, 0, empty, `none` or `off`. What needs more than two keys is a function of `launch.config.check`.
+Defines the rules; `launch.config.rules` checks a configuration against them. A rule names another key by its full name
+(`rollout.engine.backend`), or by its last word if that is a sibling (`mode`). A key is *on* unless it is null, false,
+0, empty, `none` or `off`. A rule for more than two keys is a function of `launch.config.check`.
 
 `said` and `remedy` replace the usual message. They may contain {value} (of the key) and {other} (of the key that the
 rule names).
@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 @dataclass(frozen=True, slots=True)
 class OnlyWith:
-    """The key has an effect only where `key` has one of `values`, or where it is on. A fault: a value other than the
-    default elsewhere. `when`: the rule counts only where this key is on."""
+    """The key has an effect only where `key` has one of `values`, or is on. A value other than the default elsewhere is
+    a fault. `when`: the rule applies only where this key is on."""
 
     key: str
     values: tuple[Any, ...] = ()
@@ -26,8 +26,8 @@ class OnlyWith:
 
 @dataclass(frozen=True, slots=True)
 class NotWith:
-    """The key contradicts `key`, where that has one of `values`, or where it is on. A fault: the value `own` there, or
-    any other than the default."""
+    """The key contradicts `key`, where that has one of `values`, or is on. The value `own` there is a fault; without
+    `own`, any value but the default."""
 
     key: str
     values: tuple[Any, ...] = ()
@@ -46,7 +46,7 @@ class RequiredWith:
 
 @dataclass(frozen=True, slots=True)
 class Bounded:
-    """A number beside another, unless either is null. `when`: as in OnlyWith."""
+    """A number's bound relative to another key, unless either is null. `when`: as in OnlyWith."""
 
     sign: Literal["<=", "<", ">="]
     key: str
@@ -57,7 +57,7 @@ class Bounded:
 
 @dataclass(frozen=True, slots=True)
 class Different:
-    """Elements of the list differ in this attribute, by which metrics call them. `noun`: what they are."""
+    """Elements of the list differ in this attribute, their name in metrics. `noun`: what the elements are."""
 
     name: str
     noun: str
@@ -72,7 +72,7 @@ class Shares:
 
 @dataclass(frozen=True, slots=True)
 class NamesCode:
-    """The text, or each of the list, has the form package.module:name. `noun`: what that name is of."""
+    """The text, or each element of the list, has the form package.module:name. `noun`: what the name refers to."""
 
     noun: str = "name"
 

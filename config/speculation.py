@@ -1,4 +1,4 @@
-"""The `rollout.speculation:` section of the configuration. Owns names and ranges only."""
+"""The `rollout.speculation:` section of the configuration. Names and ranges only."""
 
 from typing import Annotated, Any, Literal
 
@@ -42,7 +42,7 @@ class EagleOptions(BaseModel, frozen=True, extra="forbid"):
     min_probability: Annotated[float, Field(ge=0, lt=1, description="a chain ends below this path probability")] = 0.2
 
 
-# What drafts fastest there. On GPUs the products of four bits unpack too slowly to gain from reading less.
+# The fastest formats for drafting. On GPUs, unpacking four bits costs more time than the smaller reads save.
 _COPIED_IN = {"cpu": "w4a8"}
 
 
@@ -55,7 +55,7 @@ class SelfOptions(BaseModel, frozen=True, extra="forbid"):
     ] = "auto"
 
     def on(self, device: str) -> str | None:
-        """The format on this kind of device; None for no copy."""
+        """Return the format on this kind of device; None: no copy."""
         if self.format == "none":
             return None
         return _COPIED_IN.get(device, "w8a8") if self.format == "auto" else self.format
@@ -86,7 +86,7 @@ class RooflineOptions(BaseModel, frozen=True, extra="forbid"):
 
 
 _PAPER = OnlyWith("mode", ("paper",), when="mode")
-ELASTIC, UNLIMITED = 32, 1 << 30  # requests: TLT 5.1, for selectors that know no plain decoding; for those that do
+ELASTIC, UNLIMITED = 32, 1 << 30  # requests: TLT 5.1, for modes that cannot choose plain decoding; for the others
 
 
 class SpeculationOptions(BaseModel, frozen=True, extra="forbid"):
@@ -151,7 +151,7 @@ class SpeculationOptions(BaseModel, frozen=True, extra="forbid"):
 
     @property
     def running_limit(self) -> int:
-        """The most running requests beside which drafts are considered."""
+        """Drafts are considered up to this number of running requests."""
         if self.max_running is not None:
             return self.max_running
         return ELASTIC if self.mode in ("paper", "fixed") else UNLIMITED

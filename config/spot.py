@@ -1,10 +1,10 @@
-"""The `cluster.spot:` section of the configuration. Owns names and ranges only."""
+"""The `cluster.spot:` section of the configuration. Names and ranges only."""
 
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
-METADATA_URL = "http://169.254.169.254"  # of all three clouds, reachable from the node itself only
+METADATA_URL = "http://169.254.169.254"  # the same for all three clouds, reachable from the node itself only
 
 
 class SpotOptions(BaseModel, frozen=True, extra="forbid"):

@@ -1,13 +1,14 @@
-"""What an engine step does about speculation. Plain data, shared by engine, drafters and policies."""
+"""The speculation strategy of one engine step. Plain data, shared by engine, drafters and policies."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Strategy:
-    """(drafter, draft depth, top-k, tokens to verify), TLT 5.2. top_k 1 is a chain, and then tokens_to_verify = depth.
+    """(drafter, draft depth, top-k, tokens to verify), TLT 5.2. With top_k 1 it is a chain, and tokens_to_verify =
+    depth.
 
-    Raises ValueError for what no step could run.
+    Raises ValueError for a combination that no step can run.
     """
 
     drafter: str

@@ -1,4 +1,4 @@
-"""The `rollout.budget:`, `rollout.abort:` and `rollout.skip:` sections. Owns names and ranges only."""
+"""The `rollout.budget:`, `rollout.abort:` and `rollout.skip:` sections. Names and ranges only."""
 
 from typing import Annotated, Literal
 
@@ -7,7 +7,7 @@ from pydantic import BaseModel, Field
 from config.rules import Bounded, NotWith, OnlyWith
 
 AnswerMarker = Literal["boxed", "fence", "answer_tag"]
-# An empty section by override switches off what a file has several keys of.
+# An override with an empty section switches off a feature for which a file sets several keys.
 _BUDGET = OnlyWith(
     "on", said="is set, but there is no budget", remedy="set rollout.budget.share, or all of rollout.budget={}"
 )

@@ -1,4 +1,4 @@
-"""The configuration tree: one typed object for a whole run. Sections live beside the code that obeys them."""
+"""The configuration tree: one typed object for a whole run. Each section is defined in a module of its own."""
 
 from typing import Annotated, Literal
 
@@ -18,7 +18,7 @@ from config.rules import Different, NotWith, OnlyWith
 from config.speculation import SpeculationOptions
 from config.spot import SpotOptions
 
-TRAIN_SET, EVAL_SET = "train", "eval"  # what the sets of data.train and data.eval are called
+TRAIN_SET, EVAL_SET = "train", "eval"  # names of the sets of data.train and data.eval
 
 
 class RunOptions(BaseModel, frozen=True, extra="forbid"):
@@ -184,8 +184,9 @@ class Config(BaseModel, frozen=True, extra="forbid"):
 
     @property
     def train_sets(self) -> dict[str, TrainSetOptions]:
-        """Whatever is trained on, by the key of its path: data.sets, or data.train as the set `train`. What
-        data.reasoning_gym asks for has no path before launch.config.gym has made its files."""
+        """All training sets, by the key of their path: data.sets, or data.train as the set `train`.
+
+        Sets of data.reasoning_gym have no path before launch.config.gym has made their files."""
         sets = {f"data.sets.{index}.path": one for index, one in enumerate(self.data.sets)}
         for index, task in enumerate(self.data.reasoning_gym):
             sets[f"data.reasoning_gym.{index}"] = TrainSetOptions(name=task.name, path="", weight=task.weight)
@@ -195,9 +196,10 @@ class Config(BaseModel, frozen=True, extra="forbid"):
 
     @property
     def eval_sets(self) -> dict[str, EvalSetOptions]:
-        """Whatever is evaluated on, by the key of its path: eval.sets, or data.eval as the set `eval`, and what
-        data.reasoning_gym holds out. What a set does not say of its samples and their sampling is filled in from the
-        section."""
+        """All evaluation sets, by the key of their path: eval.sets, or data.eval as the set `eval`, and the held-out
+        part of data.reasoning_gym.
+
+        Unset sample counts and sampling parameters of a set come from the section."""
         e = self.eval
         sets = {f"eval.sets.{index}.path": one for index, one in enumerate(e.sets)}
         if not sets and self.data.eval is not None:
@@ -219,7 +221,7 @@ class Config(BaseModel, frozen=True, extra="forbid"):
 
     @property
     def engine_ranks(self) -> int:
-        """Ranks that each engine's model is spread over: rollout.engine.tensor_parallel, or a worker's GPUs."""
+        """Number of ranks of each engine: rollout.engine.tensor_parallel, or a worker's GPUs."""
         engine, cluster = self.rollout.engine, self.cluster
         if engine.tensor_parallel is not None:
             return engine.tensor_parallel
@@ -228,8 +230,8 @@ class Config(BaseModel, frozen=True, extra="forbid"):
 
     @property
     def speculation(self) -> SpeculationOptions:
-        """`rollout.speculation` as engines get it: a drafter to train that has no weights begins with fresh ones, of
-        the kind that is trained."""
+        """`rollout.speculation` as engines receive it. A drafter to be trained without given weights starts from fresh
+        ones of the trained kind."""
         options, drafter = self.rollout.speculation, self.drafter
         if not drafter.train or options.eagle.path not in (None, FRESH_WEIGHTS):
             return options

@@ -1,8 +1,8 @@
-"""Values of a dataclass as flat arrays, and back: one column for each field, by the types of the fields alone.
+"""Convert dataclass values to flat arrays and back: one column per field, from the field types alone.
 
-A nested dataclass has columns of its own, named by the way to the field; what varies in length has a column of lengths
-beside that of its items. So a thousand responses are a few dozen arrays, which refer to nothing of theirs and cost no
-object each. Numbers come back with every bit and type as they were. Owns no file and no meaning.
+A nested dataclass has its own columns, named by the path to the field. A variable-length field has a column of lengths
+and a column of items. A thousand responses thus become a few dozen arrays, without one object per response. Numbers
+keep every bit and their type. No files and no knowledge of what the values mean.
 
 Types: bool, int (64 bit), float, str, Enum, Literal of str, NDArray (one axis), list, tuple, frozenset, Mapping, unions
 and dataclasses of these.
@@ -32,34 +32,34 @@ _SEQUENCES: Mapping[Any, Callable[[list[Any]], Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class StandIn:
-    """What is stored in the place of a type that is not: its key, for one."""
+    """Rule for storing a type by a substitute, such as its key."""
 
     kind: type
     of: Callable[[Any], Any]
-    back: Callable[[Any], Any]  # raises KeyError for what is not known
+    back: Callable[[Any], Any]  # raises KeyError for an unknown substitute
 
 
 class Codec(Generic[T]):
-    """For values of one dataclass. `stand_ins`: by the types that are not stored themselves."""
+    """Codec for values of one dataclass. `stand_ins` maps each type that is not stored itself to its substitute."""
 
     def __init__(self, kind: type[T], stand_ins: Mapping[type, StandIn] | None = None) -> None:
-        """Raises TypeError for a field of a type that it does not know."""
+        """Raises TypeError for a field of an unsupported type."""
         self._column = _column("", kind, stand_ins or {})
 
     def pack(self, values: Sequence[T]) -> Columns:
-        """The arrays are copies."""
+        """Return the columns of `values`; the arrays are copies."""
         columns: Columns = {"count": np.array([len(values)], np.int64)}
         self._column.write(list(values), columns)
         return columns
 
     def unpack(self, columns: Columns) -> list[T]:
-        """What was packed; its arrays are views. Raises KeyError or ValueError for columns that are not those of
-        `pack`."""
+        """Return the packed values; their arrays are views. Raises KeyError or ValueError for columns that `pack` did
+        not make."""
         return self._column.read(columns, int(columns["count"][0]))
 
 
 def to_bytes(columns: Columns) -> NDArray[np.uint8]:
-    """All columns in one piece of memory: the length of a JSON head, the head, each array at a multiple of 64 bytes."""
+    """Pack all columns into one buffer: length of a JSON header, the header, then each array, aligned to 64 bytes."""
     head = json.dumps([(name, array.dtype.str, len(array)) for name, array in columns.items()]).encode()
     start = _aligned(8 + len(head))
     memory = np.zeros(start + sum(_aligned(array.nbytes) for array in columns.values()), np.uint8)
@@ -72,7 +72,7 @@ def to_bytes(columns: Columns) -> NDArray[np.uint8]:
 
 
 def from_bytes(memory: NDArray[np.uint8]) -> Columns:
-    """What `to_bytes` made: views of the memory."""
+    """Return the columns packed by `to_bytes`, as views of `memory`."""
     length = int(memory[:8].view("<i8")[0])
     start, columns = _aligned(8 + length), Columns()
     for name, dtype, count in json.loads(memory[8 : 8 + length].tobytes()):
@@ -87,14 +87,14 @@ def _aligned(size: int) -> int:
 
 
 class _Column(ABC):
-    """Values of one type under one name."""
+    """Column of values of one type under one name."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
     @abstractmethod
     def holds(self, value: Any) -> bool:
-        """Whether a value of a union is this alternative's."""
+        """Return whether a union's value belongs to this alternative."""
 
     @abstractmethod
     def write(self, values: list[Any], columns: Columns) -> None: ...
@@ -133,7 +133,7 @@ class _Nothing(_Column):
         return value is None
 
     def write(self, values: list[Any], columns: Columns) -> None:
-        """It needs no column."""
+        """None needs no column."""
 
     def read(self, columns: Columns, count: int) -> list[Any]:
         return [None] * count
@@ -218,7 +218,7 @@ class _Mappings(_Column):
 
 
 class _Records(_Column):
-    """A dataclass, by its fields, or a tuple of fixed length, by its places."""
+    """A dataclass by its fields, or a tuple of fixed length by its positions."""
 
     def __init__(self, name: str, kind: type, parts: Mapping[str, _Column]) -> None:
         super().__init__(name)
@@ -241,7 +241,7 @@ class _Records(_Column):
 
 
 class _Unions(_Column):
-    """One of several types: which one, and a column for each."""
+    """One of several types: the index of the type, and a column for each."""
 
     def __init__(self, name: str, alternatives: Sequence[_Column]) -> None:
         super().__init__(name)
@@ -318,7 +318,7 @@ def _column(name: str, annotation: Any, stand_ins: Mapping[type, StandIn]) -> _C
 
 
 def _parts(lengths: NDArray[Any], flat: NDArray[Any]) -> list[NDArray[Any]]:
-    """What was laid one behind the other: views."""
+    """Split concatenated arrays by their lengths, as views."""
     ends = np.cumsum(lengths, dtype=np.int64).tolist()
     if (ends[-1] if ends else 0) != len(flat) or (lengths < 0).any():
         raise ValueError(f"lengths of {ends[-1] if ends else 0} in all for {len(flat)} values")

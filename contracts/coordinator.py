@@ -1,9 +1,9 @@
-"""What a coordinator hears and says. Plain data on the wire (msgspec); no behaviour.
+"""Messages to and from a coordinator. Plain data on the wire (msgspec); no behaviour.
 
-A worker is one rollout instance. `incarnation` counts its starts: of two processes with one name the higher is real.
-`term` counts the coordinator's starts. `epoch` is one counter over everything that a coordinator decides: a later
-decision has a higher one, across sessions and, as workers report the highest they have seen, across terms. A session
-is named by the epoch in which it began.
+A worker is one rollout instance. `incarnation` counts its starts: of two processes with one name, the higher one is
+current. `term` counts the coordinator's starts. `epoch` is one counter over all decisions of a coordinator. A later
+decision has a higher epoch, across sessions. It also grows across terms, since workers report the highest epoch they
+have seen. A session's id is the epoch in which it began.
 """
 
 from enum import StrEnum
@@ -16,41 +16,41 @@ Count = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 
 
 class State(StrEnum):
-    BUSY = "BUSY"  # serving rollout
-    IDLE = "IDLE"  # out of work, the engine's memory is released
-    TRAINING = "TRAINING"  # the drafter is being updated there, or told to start or to stop
+    BUSY = "BUSY"  # has rollout requests
+    IDLE = "IDLE"  # has no work; the engine's memory is released
+    TRAINING = "TRAINING"  # trains the drafter, or was commanded to start or stop
 
 
 class _Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
     pass
 
 
-# Events of a worker.
+# Events from a worker.
 
 
 class WorkerMessage(_Message, frozen=True):
-    """What all of them say first."""
+    """Fields common to all messages of a worker."""
 
     worker: str
     incarnation: Serial
 
 
 class Register(WorkerMessage, frozen=True):
-    """First message of a worker, and its answer to `Reregister`: the whole truth about it."""
+    """First message of a worker, and its answer to `Reregister`: its complete state."""
 
     node: str
-    group: str  # data-parallel group: workers of one group can train together
+    group: str  # data-parallel group: only workers of one group train together
     state: State
-    session: Serial = 0  # only, and always, where state is TRAINING
-    leader: bool = False  # of that session
-    store: str = ""  # of that session, if it leads
-    epoch: Serial = 0  # highest it has seen
+    session: Serial = 0  # set if and only if state is TRAINING
+    leader: bool = False  # whether it leads that session
+    store: str = ""  # rendezvous store of that session, if it leads
+    epoch: Serial = 0  # highest epoch it has seen
     running: Count = 0  # requests
-    node_id: str = ""  # Ray's: unlike `node`, an address, no later machine has it
+    node_id: str = ""  # Ray's node id: unlike `node`, an address, it is never reused
 
 
 class Heartbeat(WorkerMessage, frozen=True):
-    """It lives, and what it does. Believed only as far as it agrees with what is known (see `Machine`)."""
+    """Liveness and current state. Accepted only where consistent with the known state (see `Machine`)."""
 
     state: State
     session: Serial = 0
@@ -59,17 +59,17 @@ class Heartbeat(WorkerMessage, frozen=True):
 
 
 class Busy(WorkerMessage, frozen=True):
-    """It was given work; if it was training, its trainer has stopped already."""
+    """The worker received requests. If it was training, its trainer has already stopped."""
 
     running: Count = 0
 
 
 class Idle(WorkerMessage, frozen=True):
-    """Nothing left to decode, memory released."""
+    """The worker has nothing left to decode and released its memory."""
 
 
 class Started(WorkerMessage, frozen=True):
-    """The trainer runs with the members of this epoch, or will from its next micro-step on (answer to Train)."""
+    """Answer to Train: the trainer runs with the members of this epoch, or will from its next micro-step on."""
 
     session: Serial
     epoch: Serial
@@ -77,44 +77,44 @@ class Started(WorkerMessage, frozen=True):
 
 
 class Stopped(WorkerMessage, frozen=True):
-    """The trainer stands still and its memory is free (answer to Stop, or of its own accord)."""
+    """The trainer has stopped and released its memory: the answer to Stop, or unrequested."""
 
     session: Serial
 
 
 class TrainerFailed(WorkerMessage, frozen=True):
-    """The trainer ended by itself, or was killed; the worker is fine and the trainer's memory is free."""
+    """The trainer crashed or was killed. The worker is healthy and the trainer's memory is free."""
 
     session: Serial
     reason: str
 
 
 class Leave(WorkerMessage, frozen=True):
-    """The worker says goodbye; its trainer is gone."""
+    """The worker leaves; its trainer is gone."""
 
 
-# Events of the driver.
+# Events from the driver.
 
 
 class RolloutStarted(_Message, frozen=True):
-    """A rollout is under way. Said again as a heartbeat: it changes nothing then."""
+    """A rollout is running. Repeated as a heartbeat, which changes nothing."""
 
     step: Count
-    train: bool = True  # whether the drafter is to be trained in its tail
+    train: bool = True  # whether to train the drafter in its tail
 
 
 class RolloutComplete(_Message, frozen=True):
-    """Nothing is left to roll out: training ends now."""
+    """The rollout is finished: training ends now."""
 
     step: Count
 
 
-# Requests of people.
+# Requests from operators.
 
 
 class Drain(_Message, frozen=True):
-    """Promote nothing there any more, and stop what trains. Exactly one of the two names something; `node` is an
-    address, or Ray's id."""
+    """Start no training there any more and stop what trains. Set exactly one of `worker` and `node`; `node` is an
+    address or Ray's node id."""
 
     worker: str = ""
     node: str = ""
@@ -127,7 +127,7 @@ class Undrain(_Message, frozen=True):
 
 
 class Pause(_Message, frozen=True):
-    """No spot training until Resume."""
+    """Allow no spot training until Resume."""
 
 
 class Resume(_Message, frozen=True):
@@ -139,7 +139,7 @@ class SetThreshold(_Message, frozen=True):
 
 
 class Tick(_Message, frozen=True):
-    """Time has passed."""
+    """Timer event: time has passed."""
 
 
 WorkerEvent = Register | Heartbeat | Busy | Idle | Started | Stopped | TrainerFailed | Leave
@@ -152,10 +152,10 @@ Event = WorkerEvent | ControlEvent
 
 
 class Train(_Message, frozen=True):
-    """Train with these members from the next micro-step on, leave who is not among them; answer Started.
+    """Train with these members from the next micro-step on, without any other; answer Started.
 
-    members: workers, the leader first; this one's rank is its place. store: the leader's; empty for the leader itself,
-    which sets it up and tells in Started.
+    members: workers, the leader first; a worker's rank is its index. store: the leader's rendezvous store; empty for
+    the leader itself, which creates it and reports it in Started.
     """
 
     worker: str
@@ -167,7 +167,7 @@ class Train(_Message, frozen=True):
 
 
 class Stop(_Message, frozen=True):
-    """Stop within a micro-step and answer Stopped; whatever still trains after `within_s` is to be killed."""
+    """Stop within a micro-step and answer Stopped. A trainer still running after `within_s` is to be killed."""
 
     worker: str
     term: int
@@ -178,7 +178,7 @@ class Stop(_Message, frozen=True):
 
 
 class Reregister(_Message, frozen=True):
-    """The coordinator does not know the worker, or knows that it is mistaken about it: send Register."""
+    """Send Register: the coordinator does not know the worker, or found its report inconsistent."""
 
     worker: str
     term: int
@@ -187,11 +187,11 @@ class Reregister(_Message, frozen=True):
 Command = Train | Stop | Reregister
 
 
-# What the coordinator tells whoever watches.
+# Notices from the coordinator to observers.
 
 
 class Changed(_Message, frozen=True):
-    """`before` is empty for a new worker, `after` for one that is gone."""
+    """A worker changed state. `before` is empty for a new worker, `after` for one that is gone."""
 
     worker: str
     before: str
@@ -200,7 +200,7 @@ class Changed(_Message, frozen=True):
 
 
 class Lost(_Message, frozen=True):
-    """A worker did not answer in time: it is not waited for."""
+    """A worker missed its deadline; nobody waits for it."""
 
     worker: str
     incarnation: int
@@ -208,7 +208,7 @@ class Lost(_Message, frozen=True):
 
 
 class SessionChanged(_Message, frozen=True):
-    """`members` is empty when the session has ended."""
+    """A session's members changed. `members` is empty when the session has ended."""
 
     group: str
     session: int

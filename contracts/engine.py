@@ -1,10 +1,11 @@
-"""What a rollout engine can be told. Owns the list of commands, and which event answers which; obeys none of them.
+"""Commands to a rollout engine, and the event that answers each. Data only; engines execute them.
 
-A command is plain data and crosses every boundary as it is: driver, worker (`tell`, `ask`), `RolloutEngine.send`, the
-loop of the child, `BatchEngine.apply`. Nothing on the way looks inside one that does not concern it. So a new command
-is a class here, a case in `BatchEngine.apply`, the engine that does it where engines differ, and whoever sends it.
+A command is plain data and crosses every boundary unchanged: driver, worker (`tell`, `ask`), `RolloutEngine.send`, the
+loop of the child, `BatchEngine.apply`. Each layer forwards commands that do not concern it. A new command thus needs a
+class here, a case in `BatchEngine.apply`, an implementation where engines differ, and a sender.
 
-Bulk (weights, rollouts) travels beside its command as memory: flat bytes, copied once, into memory that the child maps.
+Bulk data (weights, rollouts) travels beside its command as memory: flat bytes, copied once, into memory that the child
+maps.
 """
 
 from dataclasses import dataclass
@@ -18,43 +19,45 @@ A = TypeVar("A")
 
 
 class Command:
-    """Applied between two engine steps, in the order in which commands were sent."""
+    """A command, applied between two engine steps, in the order sent."""
 
     __slots__ = ()
 
 
 class Answered(Command, Generic[A]):
-    """A command that is answered with one event of that type, in the order in which such commands were sent."""
+    """A command answered by one event of type A. Answers have the order of their commands."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Submit(Command):
-    """Each request ends with one Finished or Rejected event."""
+    """Add requests. Each ends with one Finished or Rejected event."""
 
     requests: tuple[Request, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Abort(Command):
-    """Each of them ends now, as Finished with reason ABORT and the tokens that it has. Unknown ids are ignored."""
+    """End these requests now, as Finished with reason ABORT and the tokens so far. Unknown ids are ignored."""
 
     request_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class UpdateWeights(Answered[WeightsLoaded]):
-    """The target's weights, as memory. Running requests go on with them. Weights that are damaged or do not fit end the
-    engine, with the reason."""
+    """Load the target's weights from memory. Running requests continue with them. Damaged weights or weights that do
+    not fit end the engine, with the reason."""
 
     manifest: WeightsManifest
 
 
 @dataclass(frozen=True, slots=True)
 class ReceiveWeights(Answered[WeightsLoaded]):
-    """The target's weights piece by piece from the learner's devices (`actors.handoff`). Where that fails the answer
-    says why: the engine has the weights it had, or, if they are half overwritten, does nothing until UpdateWeights."""
+    """Receive the target's weights piece by piece from the learner's devices (`actors.handoff`).
+
+    If that fails, the answer says why. The engine then has its earlier weights. If those are half overwritten, it does
+    nothing until UpdateWeights."""
 
     offer: Offer
 
@@ -66,34 +69,34 @@ class Sleep(Answered[Slept]):
 
 @dataclass(frozen=True, slots=True)
 class Wake(Command):
-    """Take the memory back. Harmless where the engine does not sleep."""
+    """Allocate the memory again. No effect if the engine does not sleep."""
 
 
 @dataclass(frozen=True, slots=True)
 class Remember(Command):
-    """Finished rollouts for the drafters, as memory (`actors.engine.shared_rollouts`). Those that worker `own_index`
-    made are left out: its engine has seen them."""
+    """Give finished rollouts to the drafters, as memory (`actors.engine.shared_rollouts`). Those of worker `own_index`
+    are skipped, because its engine has already seen them."""
 
     own_index: int
 
 
 @dataclass(frozen=True, slots=True)
 class SaveDrafters(Answered[DraftersSaved]):
-    """Write what the drafters would lose with the process."""
+    """Save the drafter state that would be lost with the process."""
 
     directory: str
 
 
 @dataclass(frozen=True, slots=True)
 class LoadDrafters(Command):
-    """Restore what SaveDrafters wrote; what is missing stays as it is."""
+    """Restore what SaveDrafters wrote. State without a file stays unchanged."""
 
     directory: str
 
 
 @dataclass(frozen=True, slots=True)
 class UpdateDrafter(Answered[DrafterLoaded]):
-    """New weights of the drafter `name`, as memory. One that cannot take them keeps what it has."""
+    """Load new weights of the drafter `name` from memory. A drafter that cannot load them keeps its own."""
 
     name: str
     manifest: WeightsManifest
@@ -110,4 +113,4 @@ EngineCommand = (
     | SaveDrafters
     | LoadDrafters
     | UpdateDrafter
-)  # every one that an engine obeys
+)  # every command that an engine executes

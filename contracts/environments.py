@@ -1,4 +1,4 @@
-"""What crosses the boundary of an environment's process, and an episode as people and rewards read it. Plain data."""
+"""Messages to and from an environment's process, and an episode as people and rewards read it. Plain data."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,14 +9,14 @@ Messages = list[dict[str, str]]  # {"role", "content"} each
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvironmentCall:
-    """What the environment says after `actions`, the last of which it has not heard yet; none: when it begins.
+    """Request the environment's response to `actions`, of which it has not seen the last; no actions: its start.
 
-    An environment is a function of record, seed and actions: whoever has it at another place, or not at all, plays the
-    episode again up to there.
+    An environment is a function of record, seed and actions. A process that holds the episode at another point, or not
+    at all, replays it up to there.
     """
 
-    round: int  # episodes of an earlier one are over
-    episode: int  # distinct in a round
+    round: int  # episodes of an earlier round are over
+    episode: int  # unique in a round
     record: Mapping[str, Any]
     seed: int  # of the episode, in [0, 2**63)
     actions: tuple[str, ...] = ()
@@ -24,18 +24,18 @@ class EnvironmentCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvironmentAnswer:
-    """What it said. `error`: it failed, and the episode with it."""
+    """The environment's response. If `error` is set, the environment failed, and the episode with it."""
 
     observation: Messages = ()  # type: ignore[assignment]  # empty: nothing is put before the model's next turn
     reward: float = 0.0  # for the last action
     done: bool = False
     error: str | None = None
-    trace: str | None = None  # the frames of the user's code, if that raised
+    trace: str | None = None  # stack frames of the user's code, if it raised
 
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """One part of an episode, in its order. role "assistant": the model's turn, with the reward that it got."""
+    """One part of an episode, in order. role "assistant": the model's turn, with its reward."""
 
     role: str
     text: str

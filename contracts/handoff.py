@@ -1,4 +1,4 @@
-"""What crosses processes for a hand-off, and how it is said that it failed. Plain data, no torch."""
+"""Data that crosses processes in a weight hand-off, and the error of a failed one. Plain data, no torch."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -9,7 +9,7 @@ Way = Literal["auto", "ipc", "broadcast"]  # auto: ipc where a rank has the engi
 
 
 class HandOffError(RuntimeError):
-    """Not everything was handed over. `began`: something was written, so that what is held is neither old nor new."""
+    """The hand-off is incomplete. `began`: some bytes were written, so the held weights are neither old nor new."""
 
     def __init__(self, reason: str, *, began: bool = False) -> None:
         super().__init__(reason)
@@ -18,38 +18,38 @@ class HandOffError(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """To one receiver: where the weights are, and as who it gets them."""
+    """Offer to one receiver: where the weights are, and its receiver number."""
 
     store: str  # host:port of the learner's store
-    name: str  # of this hand-off; no other has it
+    name: str  # of this hand-off; unique
     version: int
     tensors: tuple[TensorSpec, ...]
     total_bytes: int
     receiver: int
-    limit_s: float  # for all of it
+    limit_s: float  # for the whole hand-off
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """To all ranks of the learner: one hand-off."""
+    """One hand-off, for all ranks of the learner."""
 
     name: str
     version: int
-    receivers: int  # told the offer; their numbers are 0, 1, ...
+    receivers: int  # that have the offer; numbered 0, 1, ...
     way: Way
     limit_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sent:
-    """What rank 0 knows at the end. Receivers answer for themselves."""
+    """Rank 0's result. Receivers report their own."""
 
     version: int
-    checksum: int  # of the buffer that passed by
+    checksum: int  # of the buffer that was sent
     total_bytes: int
     seconds: float
     ways: tuple[str, ...]  # by receiver: "ipc", "broadcast", or why neither
-    quantise_s: float = 0.0  # of `seconds`, in rounding
+    quantise_s: float = 0.0  # part of `seconds` spent on quantisation
 
 
 @dataclass(frozen=True, slots=True)

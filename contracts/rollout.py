@@ -1,9 +1,9 @@
-"""What crosses the boundary of a rollout engine: requests in, events out. Plain data; no torch, no Ray, no I/O.
+"""Requests to and events from a rollout engine. Plain data; no torch, no Ray, no I/O.
 
-How an engine is told anything is in `contracts.engine`, who does what it is told in `actors.engine.core`.
+`contracts.engine` defines the commands; `actors.engine.core` executes them.
 
-Clock: every `*_s` time stamp is `time.time()` of the machine that produced it (seconds since the epoch), so that
-spans of different processes of one node can be drawn on one axis.
+Clock: every `*_s` time stamp is `time.time()` of the machine that produced it (seconds since the epoch). Spans of
+different processes of one node can therefore be drawn on one axis.
 """
 
 from collections.abc import Sequence
@@ -25,10 +25,10 @@ FloatArray = NDArray[np.float32]
 class FinishReason(StrEnum):
     STOP = "stop"  # a stop token was sampled, or one that completed a stop string; it is the last of the response
     LENGTH = "length"  # max_new_tokens or the model's limit was reached
-    TURNS = "turns"  # of an episode: environment.max_turns were taken; nothing of it was cut
-    ANSWERED = "answered"  # by its StopRule the answer is there
-    GIVEN_UP = "given_up"  # by its StopRule no answer is expected any more: not to be trained on
-    ABORT = "abort"  # the driver asked for it; the tokens so far are valid
+    TURNS = "turns"  # episodes: environment.max_turns were taken; nothing was cut
+    ANSWERED = "answered"  # its StopRule found a complete answer
+    GIVEN_UP = "given_up"  # its StopRule expects no answer any more: not trained on
+    ABORT = "abort"  # the driver requested it; the tokens so far are valid
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +44,10 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Marker:
-    """A text to be found in responses, as an automaton that reads tokens: no tokenizer is needed to run it.
+    """A text to find in responses, as an automaton over tokens. No tokenizer is needed to run it.
 
-    State 0: nothing found yet; the last of the S states: found, for good. tokens[i] takes state s to
-    moves[kinds[i], s], any other token takes it to rest[s]. Made by actors.data.stop_strings, run by
-    actors.engine.stopping.
+    State 0: nothing found yet. The last of the S states: found (absorbing). tokens[i] moves state s to moves[kinds[i],
+    s]; any other token moves it to rest[s]. Made by actors.data.stop_strings, run by actors.engine.stopping.
     """
 
     key: bytes  # equal for equal markers
@@ -60,20 +59,21 @@ class Marker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopRule:
-    """What ends a response beside stop tokens and max_new_tokens, as a function of its tokens and its noise key; the
-    law is actors.engine.stopping. Only what the response itself says counts, never the prompt."""
+    """When a response ends, besides stop tokens and max_new_tokens. A function of the response's tokens and noise key.
 
-    strings: Marker | None = None  # ends it with the token that completes it, as STOP
+    actors.engine.stopping implements it. The prompt never matters."""
+
+    strings: Marker | None = None  # ends it as STOP with the token that completes one
     answer: Marker | None = None  # ends it as ANSWERED, not before `poll_from_tokens`, after `grace_tokens` more
     poll_from_tokens: int = 1
     grace_tokens: int = 0
-    give_up_at_tokens: int | None = None  # ends it as GIVEN_UP there, if the answer has not been found by then ...
-    keep: float = 0.0  # ... unless its coin, which falls so with this probability, lets it run on
+    give_up_at_tokens: int | None = None  # ends it as GIVEN_UP there, if no answer was found by then ...
+    keep: float = 0.0  # ... except with this probability, drawn from its noise key
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """Tokens of a response, all or consecutive ones of it, with the log-probs under which they were drawn."""
+    """Tokens of a response, all or a consecutive part, with the log-probs under which they were drawn."""
 
     tokens: IntArray  # [T]
     logprobs: FloatArray  # [T], of the sampling distribution (after temperature, top-k, top-p); 0 at temperature 0
@@ -89,7 +89,7 @@ class Sampled:
 
     @staticmethod
     def join(parts: Sequence["Sampled"]) -> "Sampled":
-        """One behind the other: [T_1] .. [T_n] -> [sum T]."""
+        """Concatenate: [T_1] .. [T_n] -> [sum T]."""
         known = [p.logprobs_t1 for p in parts if p.logprobs_t1 is not None]
         return Sampled(
             np.concatenate([p.tokens for p in parts]),
@@ -110,16 +110,16 @@ class Request:
     prompt_tokens: IntArray  # [L], L >= 1
     noise_key: int  # 64 bit, from (run seed, epoch, prompt, sample); never from worker, retry or turn
     sampling: SamplingParams
-    prefix: Sampled | None = None  # what exists already of a re-issued request's response
+    prefix: Sampled | None = None  # the existing part of a re-issued request's response
     expected_tokens: float = 0.0  # expected response length; longest expected is started first
-    evaluation: bool = False  # of a held-out evaluation: drafters neither learn from it nor are judged by it
+    evaluation: bool = False  # of a held-out evaluation: excluded from drafter training and drafter statistics
     stop: StopRule | None = None
-    # Of a later turn of an episode: so many of the last prompt tokens are its earlier turns and what was observed.
-    # Noise counts on over them, and drafters are told of the first prompt.
+    # In a later turn of an episode: how many of the last prompt tokens are earlier turns and observations. The noise
+    # index continues over them, and drafters receive the first prompt only.
     earlier_tokens: int = 0
-    continues: bool = False  # another turn may follow, with these tokens before it: their K/V stay while there is room
-    # A guess at the response, sampled with older weights under the same noise: checked, never trusted. An engine that
-    # cannot check (Capabilities.early_text) ignores it.
+    continues: bool = False  # another turn may follow, with these tokens before it: K/V are kept while there is room
+    # Draft of the response, sampled with older weights under the same noise; always verified. An engine that cannot
+    # verify it (Capabilities.early_text) ignores it.
     early: IntArray | None = None
 
 
@@ -128,14 +128,14 @@ class Rollout:
     """A finished response."""
 
     request_id: int
-    sampled: Sampled  # T >= 1, the prefix of a re-issued request and the stop token included
+    sampled: Sampled  # T >= 1, with the prefix of a re-issued request and the stop token
     finish_reason: FinishReason
     weights_version: int
     started_s: float  # admitted to the running batch
     finished_s: float
-    verifications: int = 0  # engine steps that drew tokens of it; accept length is tokens drawn there per verification
-    propensity: float = 1.0  # probability with which its StopRule let such a response run to its end
-    reused_tokens: int = 0  # of the prompt, those whose K/V were there when it was admitted last
+    verifications: int = 0  # engine steps that drew its tokens; accept length is tokens drawn there per verification
+    propensity: float = 1.0  # probability with which its StopRule lets such a response run to its end
+    reused_tokens: int = 0  # prompt tokens whose K/V were cached at its last admission
 
     @property
     def tokens(self) -> IntArray:
@@ -157,7 +157,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Tokens that a running request gained since its last Progress (deltas, so that traffic stays linear)."""
+    """Tokens that a running request gained since its last Progress. Deltas keep the traffic linear."""
 
     request_id: int
     delta: Sampled
@@ -165,30 +165,30 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """A request that cannot run at all (longer than the model or the whole KV cache), or whose logits are no numbers,
-    with reason and remedy."""
+    """A request that cannot run, with reason and remedy: longer than the model or the KV cache, or non-finite
+    logits."""
 
     request_id: int
     reason: str
 
 
-@dataclass(slots=True, kw_only=True)  # not frozen: an engine counts in it, step by step
+@dataclass(slots=True, kw_only=True)  # not frozen: the engine increments it in every step
 class DraftCounts:
-    """What engine steps did, of one strategy or of several: sums. Steps with prompt chunks count as steps, not in any
-    seconds. Seconds are engine seconds: workers add up."""
+    """Sums over engine steps of one or several strategies. Steps with prompt chunks count as steps, but not in any
+    seconds. Seconds are engine seconds, summed over workers."""
 
     engine_steps: int = 0
     request_steps: int = 0  # verifications: decoding requests, summed over the steps
     drafted: int = 0
     accepted: int = 0
-    seconds: float = 0.0  # of the timed steps, drafting included
-    draft_s: float = 0.0  # of it, drafting
-    saved_s: float = 0.0  # measured plain-decoding seconds of the same tokens, less `seconds`; 0 where not known
-    expected_s: float = 0.0  # of those timed steps whose time was predicted beforehand, the sum of the predictions ...
-    measured_s: float = 0.0  # ... and what they took: part of `seconds`
-    missed_s: float = 0.0  # sum of the absolute differences of the two, step by step
+    seconds: float = 0.0  # of the timed steps, including drafting
+    draft_s: float = 0.0  # of `seconds`, drafting
+    saved_s: float = 0.0  # measured plain-decoding seconds of the same tokens, minus `seconds`; 0 where unknown
+    expected_s: float = 0.0  # sum of the predicted times of the timed steps that had a prediction ...
+    measured_s: float = 0.0  # ... and of their measured times, a part of `seconds`
+    missed_s: float = 0.0  # sum over steps of |measured - predicted|
     offered: tuple[int, ...] = ()  # [depth]: requests whose draft reached this depth
-    taken: tuple[int, ...] = ()  # [depth]: of them, accepted there
+    taken: tuple[int, ...] = ()  # [depth]: how many of those were accepted at this depth
 
     def add(self, other: "DraftCounts") -> None:
         self.engine_steps += other.engine_steps
@@ -206,44 +206,44 @@ class DraftCounts:
 
     @property
     def accept_length(self) -> float | None:
-        """Tokens per verification: the accepted ones and the one that every verification draws. 1 is plain decoding."""
+        """Tokens per verification: accepted ones plus the one that every verification draws. 1 is plain decoding."""
         return 1 + self.accepted / self.request_steps if self.request_steps else None
 
     @property
     def acceptance(self) -> float | None:
-        """Accepted of drafted tokens. Of a tree at most one path can be accepted."""
+        """Accepted divided by drafted tokens. At most one path of a tree can be accepted."""
         return self.accepted / self.drafted if self.drafted else None
 
     @property
     def predicted_error(self) -> float | None:
-        """Mean absolute error of the predicted times of engine steps, relative to what they took."""
+        """Mean absolute error of predicted step times, relative to the measured times."""
         return self.missed_s / self.measured_s if self.measured_s else None
 
     @property
     def predicted_ratio(self) -> float | None:
-        """What they took over what was predicted: 1 where errors of single steps even out."""
+        """Measured over predicted time. 1 if errors of single steps cancel out."""
         return self.measured_s / self.expected_s if self.expected_s else None
 
     def by_position(self) -> list[float | None]:
-        """[depth]: share of the drafts of at least this depth that were accepted to it."""
+        """[depth]: share of drafts at least this deep that were accepted to this depth."""
         return [taken / offered if offered else None for offered, taken in zip(self.offered, self.taken, strict=True)]
 
 
 def _sums(counts: tuple[int, ...], others: tuple[int, ...]) -> tuple[int, ...]:
-    """Place by place; the shorter one counts as 0 beyond its end."""
+    """Add elementwise; the shorter tuple is padded with zeros."""
     return tuple(a + b for a, b in zip_longest(counts, others, fillvalue=0))
 
 
 @dataclass(slots=True, kw_only=True)
 class StrategyUse(DraftCounts):
-    """What one strategy did in a window. Nobody changes it once the window is told."""
+    """Counts of one strategy in a window. Immutable once the window is sent."""
 
     strategy: str  # str(config.strategy.Strategy)
 
 
 @dataclass(frozen=True, slots=True)
 class PromptUse:
-    """What was drafted for the rollouts of one prompt, and what of it stood; evaluations do not count."""
+    """Drafted and accepted tokens of one prompt's rollouts, without evaluations."""
 
     prompt_id: int
     drafted: int
@@ -252,23 +252,23 @@ class PromptUse:
 
 @dataclass(frozen=True, slots=True)
 class ReasonUse:
-    """How many engine steps a policy chose for a reason."""
+    """Number of engine steps for which a policy gave a reason."""
 
     reason: str  # a policies.speculation.policy.Reason
     engine_steps: int
-    judged: int = 0  # of them, those for which the speed of the best drafts beside plain decoding was predicted
-    advantage: float = 0.0  # sum of those predictions; 1 is plain decoding's speed
+    judged: int = 0  # steps with a predicted speedup of the best drafts over plain decoding
+    advantage: float = 0.0  # sum of those predicted speedups; 1 is the speed of plain decoding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EarlyUse:
-    """What engine steps that checked early text did (Request.early): sums."""
+    """Sums over engine steps that verified early text (Request.early)."""
 
     engine_steps: int = 0
-    checked: int = 0  # early tokens
-    stood: int = 0  # of them
-    seconds: float = 0.0  # of those steps
-    saved_s: float = 0.0  # measured plain-decoding seconds of the same tokens, less `seconds`; 0 where not known
+    checked: int = 0  # early tokens verified
+    stood: int = 0  # of those, accepted
+    seconds: float = 0.0  # duration of those steps
+    saved_s: float = 0.0  # measured plain-decoding seconds of the same tokens, minus `seconds`; 0 where unknown
 
     def plus(self, other: "EarlyUse") -> "EarlyUse":
         return EarlyUse(
@@ -282,7 +282,8 @@ class EarlyUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineWindow:
-    """Telemetry of the engine steps in [start_s, end_s): one record about every 0.2 s and when the engine idles."""
+    """Telemetry of the engine steps in [start_s, end_s): one record about every 0.2 s and when the engine becomes
+    idle."""
 
     start_s: float
     end_s: float
@@ -292,38 +293,38 @@ class EngineWindow:
     running: int  # at the end of the window
     waiting: int
     kv_tokens_used: int
-    preempted: int = 0  # requests recomputed because the cache was full
+    preempted: int = 0  # requests to be recomputed because the cache was full
     strategies: tuple[StrategyUse, ...] = ()
     # (time, requests running, drafter) after every change of either, at most one per 5 ms.
     trace: tuple[tuple[float, int, str], ...] = ()
     evaluation: bool = False  # these steps decoded a held-out evaluation; no window has steps of both kinds
-    prompts: tuple[PromptUse, ...] = ()  # since the last window; very many are spread over several
-    reasons: tuple[ReasonUse, ...] = ()  # why the steps that decoded did it the way they did; none without a policy
-    early: EarlyUse | None = None  # None: no early text was checked
+    prompts: tuple[PromptUse, ...] = ()  # since the last window; many prompts are spread over several windows
+    reasons: tuple[ReasonUse, ...] = ()  # why decoding steps used their strategy; empty without a policy
+    early: EarlyUse | None = None  # None: no early text was verified
 
 
 class EngineAnswer:
-    """An event that answers a command (`contracts.engine.Answered`); whoever asked gets it, nobody else."""
+    """An event that answers a command (`contracts.engine.Answered`). Only the caller receives it."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightsLoaded(EngineAnswer):
-    """What the engine holds now. The checksum is computed over what was read."""
+    """The weights that the engine holds now. The checksum is of the bytes that were read."""
 
     version: int
     checksum: int
     seconds: float
-    way: str = "store"  # how they came: "store", "delta", "ipc" or "broadcast"
-    quantization: Quantization = "none"  # of what the engine stores and computes with now
-    failure: str = ""  # why weights that were offered did not come: `version` is not theirs
-    instead: str = ""  # why they came whole although a delta was sent
+    way: str = "store"  # how they arrived: "store", "delta", "ipc" or "broadcast"
+    quantization: Quantization = "none"  # of the weights that the engine stores and computes with
+    failure: str = ""  # why offered weights did not arrive: `version` is not theirs
+    instead: str = ""  # why a full copy was loaded although a delta was sent
 
 
 @dataclass(frozen=True, slots=True)
 class DraftersSaved(EngineAnswer):
-    """Everything is in the directory, or `failure` says what is missing and why."""
+    """All drafter state is in the directory, or `failure` says what is missing and why."""
 
     directory: str
     failure: str | None = None
@@ -331,12 +332,12 @@ class DraftersSaved(EngineAnswer):
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What the target computed over sequences that have ended (or that new weights cut off), and what that cost."""
+    """Hidden states of sequences that ended, or that new weights cut off, and their cost."""
 
     records: tuple[SequenceRecord, ...]
-    seconds: float  # of engine steps since the last such event
-    skipped: int  # requests that ended since then and were left out, by the byte budget or because weights changed
-    failure: str = ""  # why the first record was lost that should have been recorded; said once by an engine
+    seconds: float  # of recording, in engine steps since the last such event
+    skipped: int  # requests that ended since then without a record, because of the byte budget or changed weights
+    failure: str = ""  # why the first record was lost; reported once per engine
 
     @property
     def bytes(self) -> int:
@@ -345,25 +346,25 @@ class Recorded:
 
 @dataclass(frozen=True, slots=True)
 class DrafterLoaded(EngineAnswer):
-    """What the drafter holds now. The checksum is computed over what was read."""
+    """The weights that the drafter holds now. The checksum is of the bytes that were read."""
 
     name: str
     version: int
     checksum: int
     seconds: float
-    reason: str = ""  # why it holds what it held before, if so
+    reason: str = ""  # why it kept its earlier weights, if it did
 
 
 @dataclass(frozen=True, slots=True)
 class Slept(EngineAnswer):
-    """The KV cache's memory is released, or `refusal` says why not."""
+    """The KV cache's memory is released, or `refusal` gives the reason why not."""
 
     refusal: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class DrafterFailed:
-    """A drafter raised: this engine decodes without it, until new weights bring it back or, if `final`, for good."""
+    """A drafter raised. The engine decodes without it until new weights arrive or, if `final`, for good."""
 
     name: str
     reason: str
@@ -372,27 +373,27 @@ class DrafterFailed:
 
 @dataclass(frozen=True, slots=True)
 class EngineIdle:
-    """Nothing left to do. Sent once per transition to idle."""
+    """No work is left. Sent once per transition to idle."""
 
     at_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class EngineFailed:
-    """The engine cannot go on; it exits after this. The traceback is on its stderr."""
+    """The engine cannot continue and exits after this. The traceback is on its stderr."""
 
     reason: str
 
 
 class PassEvent:
-    """Telemetry of an engine about its own passes."""
+    """Telemetry of an engine about the time of its own forward passes."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
 class PassesKnown(PassEvent):
-    """With what an engine began: so many passes of its calibration, 0 where there is none for it."""
+    """Number of calibrated passes at the engine's start; 0 without a calibration for it."""
 
     key: CalibrationKey
     passes: int
@@ -400,14 +401,14 @@ class PassesKnown(PassEvent):
 
 @dataclass(frozen=True, slots=True)
 class PassesRefined(PassEvent):
-    """Everything measured so far, for the next run."""
+    """All measurements so far, for the next run."""
 
     calibration: Calibration
 
 
 @dataclass(frozen=True, slots=True)
 class PassesDrifted(PassEvent):
-    """Steps take `factor` times what the calibration says; what was said last was `before`."""
+    """Steps take `factor` times the calibrated time; the last report said `before`."""
 
     factor: float
     before: float
@@ -418,4 +419,4 @@ Event = DriverEvent | Recorded | EngineIdle | EngineAnswer
 
 
 class EngineDiedError(RuntimeError):
-    """The engine process ended without being asked to: exit code or signal, and the tail of its stderr."""
+    """The engine process ended unexpectedly: exit code or signal, and the tail of its stderr."""

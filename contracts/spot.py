@@ -1,7 +1,7 @@
-"""What crosses the boundary of a spot trainer: commands in, micro-steps and weights out. Plain data; no torch, no Ray.
+"""Commands to and events from a spot trainer. Plain data; no torch, no Ray.
 
-A command is a class here, a case in the child's loop (`actors.spot.child`), and whoever sends it. Each takes effect
-between two micro-steps, in the order in which they were sent; nothing waits for one.
+A new command needs a class here, a case in the child's loop (`actors.spot.child`), and a sender. Each takes effect
+between two micro-steps, in the order sent; senders do not block.
 
 Times are `time.time()` of the machine that produced them, as in `contracts.rollout`.
 """
@@ -17,12 +17,12 @@ from models.manifest import WeightsManifest
 
 @dataclass(frozen=True, slots=True)
 class TrainSession:
-    """A training session and this trainer's place in it. A change of members is a new epoch."""
+    """A training session and this trainer's rank in it. A change of members starts a new epoch."""
 
     session: int
     epoch: int
     members: tuple[str, ...]  # workers, the leader first
-    rank: int  # of this one in members
+    rank: int  # this trainer's index in members
     store: str = ""  # host:port of the leader's rendezvous store; empty for one member
 
     def __post_init__(self) -> None:
@@ -32,7 +32,7 @@ class TrainSession:
 
 @dataclass(frozen=True, slots=True)
 class SetTarget:
-    """The target's weights of a new version, of which `drafter.training.cut.cut_head` has left what a trainer keeps."""
+    """A new version of the target's weights, cut to what a trainer needs by `drafter.training.cut.cut_head`."""
 
     manifest: WeightsManifest
     weights: NDArray[np.uint8]
@@ -40,33 +40,33 @@ class SetTarget:
 
 @dataclass(frozen=True, slots=True)
 class StartTraining:
-    """Train, or go on with other members. Answer: TrainStarted."""
+    """Start training, or continue with other members. Answer: TrainStarted."""
 
     session: TrainSession
 
 
 @dataclass(frozen=True, slots=True)
 class TrainOn:
-    """Learn from these. They are lost where no session runs."""
+    """Train on these records. They are dropped if no session runs."""
 
     records: tuple[SequenceRecord, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class StopTraining:
-    """Stop at the end of the present micro-step. Answer: TrainStopped."""
+    """Stop at the end of the current micro-step. Answer: TrainStopped."""
 
     at_s: float  # time.time() of the command
 
 
 @dataclass(frozen=True, slots=True)
 class PublishDrafter:
-    """Answer: Published, also when it stands still."""
+    """Publish the drafter weights. Answer: TrainedWeights, also while no session runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class ContinueFrom:
-    """Go on from these drafter weights: another member trained them, or they were rolled back."""
+    """Continue from these drafter weights: another member trained them, or they were rolled back."""
 
     manifest: WeightsManifest
     weights: NDArray[np.uint8]
@@ -77,7 +77,7 @@ SpotCommand = SetTarget | StartTraining | TrainOn | StopTraining | PublishDrafte
 
 @dataclass(frozen=True, slots=True)
 class TrainStarted:
-    """It belongs to this epoch, and trains in it from the next micro-step boundary on that all members reach."""
+    """The trainer joined this epoch and trains in it from the next micro-step boundary that all members reach."""
 
     session: int
     epoch: int
@@ -86,7 +86,7 @@ class TrainStarted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroStep:
-    """One optimizer step. Accuracies are of the drafter's most probable token(s) against the target's own draw."""
+    """One optimizer step. Accuracies compare the drafter's most probable token(s) with the target's own draw."""
 
     step: int  # micro-steps of this drafter since its first
     session: int
@@ -95,7 +95,7 @@ class MicroStep:
     loss: float
     accuracy: float  # top-1
     top3_accuracy: float
-    tokens: int  # supervised positions, this member's
+    tokens: int  # supervised positions of this member
     target_version: int
     started_s: float
     seconds: float
@@ -103,14 +103,14 @@ class MicroStep:
 
 @dataclass(frozen=True, slots=True)
 class NeedData:
-    """Fewer than two packs are left in the trainer."""
+    """The trainer has fewer than two packs left."""
 
-    tokens: int  # worth asking for
+    tokens: int  # how many to request
 
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """Records that it did not learn from, and why: they contradict themselves or the target, or came too many."""
+    """Records that were not trained on, and why: inconsistent in themselves or with the target, or too many."""
 
     records: int
     reason: str
@@ -118,18 +118,20 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class TrainStopped:
-    """It stands still; what it held of the engine's memory is free. Once per `stop`, and when it ends by itself."""
+    """Training has stopped and the engine's memory is free. Sent once per `stop`, and when training ends by itself."""
 
     session: int
     step: int
-    seconds: float  # from the command
+    seconds: float  # since the command
     reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainedWeights:
-    """Drafter weights after `manifest.version` micro-steps are ready. Their bytes (what the manifest describes) go no
-    further than the trainer's worker, which hands them out (`RolloutWorker.drafter_weights`): None beyond it."""
+    """Drafter weights after `manifest.version` micro-steps are ready.
+
+    Their bytes stay on the trainer's worker, which serves them (`RolloutWorker.drafter_weights`); `payload` is None
+    elsewhere."""
 
     manifest: WeightsManifest
     payload: NDArray[np.uint8] | None = None
@@ -139,13 +141,13 @@ class TrainedWeights:
 class Checkpointed:
     step: int
     directory: str
-    blocking_s: float  # what training waited for
-    seconds: float  # until it was durable
+    blocking_s: float  # how long training was blocked
+    seconds: float  # until the checkpoint was durable
 
 
 @dataclass(frozen=True, slots=True)
 class TrainFailed:
-    """The process ended, or cannot go on; it must be spawned anew."""
+    """The process ended or cannot continue; it must be restarted."""
 
     reason: str
 

@@ -1,4 +1,4 @@
-"""What crosses the boundary of the learner. Plain data; no Ray."""
+"""Inputs and results of the learner. Plain data; no Ray."""
 
 from dataclasses import dataclass
 
@@ -8,30 +8,31 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainSequence:
-    """One rollout as the learner sees it. Order in a batch is fixed by the driver (prompt, sample), not by arrival."""
+    """One rollout as the learner's input. The driver fixes the order in a batch (prompt, sample), independent of
+    arrival."""
 
     prompt_tokens: NDArray[np.int32]  # [L]
     response_tokens: NDArray[np.int32]  # [R]
     sampler_logprobs: NDArray[np.float32]  # [T], of the sampling distribution
-    # [T], of softmax(logits): what the learner's pass is compared with; None: `sampler_logprobs` is, which then must be
-    # those of softmax(logits / temperature)
+    # [T], of softmax(logits), compared with the learner's pass. None: `sampler_logprobs` is compared, and must be of
+    # softmax(logits / temperature)
     sampler_logprobs_t1: NDArray[np.float32] | None
-    advantage: float | NDArray[np.float64]  # of every token of the response, or of each, [T]
-    sampler: str = ""  # the rollout worker that drew it: a log-prob gap is reported per worker
-    weight: float = 1.0  # multiplies the sequence's loss; 1 unless responses were shared out unequally, or given up
-    # [R], T of them true: response tokens that the model drew. The others were put between its turns (observations):
-    # they are context, and part of no loss and no statistic. None: it drew all, T is R
+    advantage: float | NDArray[np.float64]  # one value for every token of the response, or [T]
+    sampler: str = ""  # the rollout worker that drew it: log-prob gaps are reported per worker
+    weight: float = 1.0  # factor of the sequence's loss; not 1 if responses per prompt were unequal, or given up
+    # [R], True for the T response tokens that the model drew. The others (observations) were inserted between its
+    # turns: they are context, excluded from loss and statistics. None: the model drew all, T is R
     drawn: NDArray[np.bool_] | None = None
 
     @property
     def drawn_tokens(self) -> int:
-        """T."""
+        """Return T."""
         return len(self.response_tokens) if self.drawn is None else int(np.count_nonzero(self.drawn))
 
 
 @dataclass(frozen=True, slots=True)
 class Demonstration:
-    """One supervised example: cross-entropy on the response, none on the prompt, nor on what was observed."""
+    """One supervised example: cross-entropy on the response, none on the prompt or on observations."""
 
     prompt_tokens: NDArray[np.int32]
     response_tokens: NDArray[np.int32]
@@ -44,11 +45,11 @@ class Demonstration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """What one learner step did. Means are over response tokens of the whole batch, across ranks."""
+    """Result of one learner step. Means are over response tokens of the whole batch, across ranks."""
 
     losses: tuple[float, ...]  # one per optimizer step
     grad_norms: tuple[float, ...]  # before clipping, one per optimizer step
     metrics: dict[str, float]  # "logprob_gap/mean", "logprob_gap/max", "clip_fraction", "entropy", "kl", "lr", ...
-    tokens: int  # all tokens that went through the forward pass
-    seconds: dict[str, float]  # per phase, one after the other: "logprobs", "train"
+    tokens: int  # all tokens of the forward pass
+    seconds: dict[str, float]  # per phase, one after another: "logprobs", "train"
     started_s: float = 0.0  # time.time() on rank 0's machine

@@ -61,7 +61,7 @@ def _run(values: dict[str, Any]) -> int:
     admin = AdminOptions(**{name: values.pop(f"admin_{name}") for name in ("token", "certificate", "key")})
     directory, members = values.pop("directory"), values.pop("worker")
     values.pop("command")
-    # Whether it ends as a failure. No Event: the handler may interrupt a wait that holds its lock.
+    # Whether it ends as a failure. Not an Event: the handler may interrupt a wait that holds its lock.
     over: SimpleQueue[bool] = SimpleQueue()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: over.put(False))

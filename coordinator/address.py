@@ -1,4 +1,4 @@
-"""Where a coordinator is found: the file `coordinator.json` in the folder of its run. Owns its form only."""
+"""Address of a coordinator: the file `coordinator.json` in the folder of its run."""
 
 import json
 import os
@@ -15,7 +15,7 @@ FILE_NAME = "coordinator.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """The address of a coordinator that runs, or ran."""
+    """The address of a running or former coordinator."""
 
     endpoint: str  # for workers and the driver: tcp://host:port
     admin: str  # host:port
@@ -26,7 +26,7 @@ class Address:
     admin_tls: bool = False
 
     def write(self, directory: Path) -> None:
-        """Write the file atomically, so that a reader never sees half of it. Raises OSError."""
+        """Write the file atomically. Raises OSError."""
         directory.mkdir(parents=True, exist_ok=True)
         path = directory / FILE_NAME
         beside = path.with_name(f".{FILE_NAME}.{os.getpid()}")
@@ -46,18 +46,18 @@ class Address:
 
 
 def reachable(address: str) -> str:
-    """Return `address` (host:port) of a listener as others can call it: with this machine's own address if it listens
-    on every one.
+    """Return `address` (host:port) of a listener as others can reach it. A wildcard host is replaced by this machine's
+    address.
     """
     host, _, port = address.rpartition(":")
     return f"{_own_address()}:{port}" if host.strip("[]") in OPEN_TO_ALL else address
 
 
 def _own_address() -> str:
-    """Return the address of the interface that leads out of here; loopback if none does."""
+    """Return the address of the interface with the default route; loopback if there is none."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as out:
         try:
-            out.connect(("192.0.2.1", 9))  # an address of documentation (RFC 5737): nothing is sent
+            out.connect(("192.0.2.1", 9))  # an address for documentation (RFC 5737): nothing is sent
         except OSError:
             return "127.0.0.1"
         return str(out.getsockname()[0])

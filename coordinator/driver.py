@@ -1,7 +1,6 @@
-"""The driver's end of its link. Owns the one thing that the driver reports: whether a rollout is under way. No sockets,
-no clock.
+"""The driver's end of its link. It reports whether a rollout is running. No sockets, no clock.
 
-It reports its state at every change and with every heartbeat, so a restarted coordinator need not ask for it.
+It reports its state at every change and with every heartbeat, so a restarted coordinator need not request it.
 """
 
 import math
@@ -13,7 +12,7 @@ from coordinator.wire import Ack, Say, Tell
 
 
 class Driver:
-    """The driver's reports. incarnation: higher than that of any driver before (a start time will do)."""
+    """The driver's reports. incarnation: above that of any earlier driver (a start time suffices)."""
 
     def __init__(self, incarnation: int, options: CoordinatorOptions, now_s: float) -> None:
         self._options = options
@@ -48,7 +47,7 @@ class Driver:
             self._link.hear(message, now_s)
 
     def tick(self, now_s: float) -> None:
-        """Do what is due. Call it at `due_s`; calls at any other time are harmless."""
+        """Do what is due. Call it at `due_s`; calls at other times have no effect."""
         if now_s >= self._beat_at_s:
             self._beat_at_s = now_s + self._options.heartbeat_s
             if self._state is not None and not self._link.waits:

@@ -1,4 +1,4 @@
-"""Changes of a coordinator for its watchers. Never waits for a watcher: a slow one is cut off."""
+"""Changes of a coordinator for its watchers. It never blocks on a watcher: a slow one is cut off."""
 
 import threading
 import time
@@ -9,11 +9,11 @@ from queue import Full, Queue
 from contracts.coordinator import Changed, Lost, Notice
 from coordinator.status import Change
 
-CAPACITY = 10_000  # changes that a watcher may be behind
+CAPACITY = 10_000  # most pending changes of a watcher
 
 
 class Subscription:
-    """`changes` in order; `cut_off` once the watcher is too far behind."""
+    """`changes` in order; `cut_off` is set once too many are pending."""
 
     def __init__(self) -> None:
         self.changes: Queue[Change] = Queue(CAPACITY)

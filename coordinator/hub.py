@@ -1,8 +1,7 @@
-"""The coordinator's end of all links, around the machine. Owns which peer may send what, acknowledgements, and
-re-sending.
+"""The coordinator's end of all links, around the machine: which peer may send what, acknowledgements, repetition.
 
-No sockets, clock or threads: received messages enter by `hear`, `tick` does what follows from them, and `take` returns
-what to send. A command is sent again until it is answered or the worker is lost.
+No sockets, clock or threads: received messages enter by `hear`, `tick` processes them, and `take` returns the messages
+to send. A command is repeated until it is answered or the worker is lost.
 """
 
 import math
@@ -16,15 +15,16 @@ from coordinator.machine import IllegalTransitionError, Machine
 from coordinator.wire import DRIVER, Ack, Say, Tell, speaker
 
 RESEND_S = 0.25
-# The members of a large session are told one after the other, as all of them answer: whoever speaks meanwhile would
-# wait behind all these answers. 256 are told within 16 ms, less than a micro-step takes.
+# Members of a large session receive their commands in bursts: all of them answer, and other messages would queue behind
+# all the answers. 256 members take 16 ms, less than a micro-step.
 BURST, BURST_S = 16, 0.001
-MAX_PEERS = 8192  # names remembered where any is admitted
+MAX_PEERS = 8192  # names remembered if any name is admitted
 
 
 class Hub:
-    """All links of one coordinator. watch is called with every notice, in order. members: the workers that may
-    register; None: any, up to a bound.
+    """All links of one coordinator.
+
+    watch is called with every notice, in order. members: workers that may register; None: any, up to a bound.
     """
 
     def __init__(
@@ -37,11 +37,11 @@ class Hub:
         self._members = None if members is None else set(members)
         self.counts: Counter[str] = Counter()  # messages by fate: heard, repeated, replayed, impostor, ...
         self._links: dict[str, Inlink] = {}
-        self._owed: dict[str, tuple[Train | Stop, float]] = {}  # by worker: what to send again, and when; soonest first
+        self._owed: dict[str, tuple[Train | Stop, float]] = {}  # by worker: what to repeat, and when; soonest first
         self._out: list[tuple[str, Ack | Tell]] = []
-        self._commands: dict[str, Tell] = {}  # by worker, to be sent after that: the newest voids those before it
-        self._next_burst_s = -math.inf  # of commands
-        self._unsettled = False  # the machine has taken something
+        self._commands: dict[str, Tell] = {}  # by worker, sent after `_out`: a newer command voids an older one
+        self._next_burst_s = -math.inf  # when the next burst of commands may be sent
+        self._unsettled = False  # the machine has unprocessed events
 
     @property
     def next_deadline_s(self) -> float:
@@ -54,7 +54,7 @@ class Hub:
         return next(iter(self._owed.values()))[1] if self._owed else math.inf
 
     def take(self, now_s: float) -> list[tuple[str, Ack | Tell]]:
-        """Return what to send now, by peer: all acknowledgements, then commands, as many as may be answered at once."""
+        """Return the messages to send now, by peer: all acknowledgements, then one burst of commands."""
         out, self._out = self._out, []
         if self._commands and now_s >= self._next_burst_s:
             self._next_burst_s = now_s + BURST_S
@@ -65,12 +65,12 @@ class Hub:
         return out
 
     def _owes(self, name: str) -> bool:
-        """Return whether the worker still has to answer a command; it may be busy or lost since."""
+        """Return whether the worker's answer is still due; it may be busy or lost since."""
         worker = self.machine.roster.workers.get(name)
         return worker is not None and worker.answer_by_s is not None
 
     def hear(self, peer: str, say: Say, now_s: float) -> Fate:
-        """Receive a message of a sender that may speak as `peer`. Never raises: faults are counted."""
+        """Receive a message from a sender that may speak as `peer`. Never raises: faults are counted."""
         event = say.event
         of_worker = isinstance(event, WorkerMessage)
         if not peer or speaker(say) != peer or (of_worker and event.incarnation != say.incarnation):  # type: ignore[union-attr]
@@ -84,7 +84,7 @@ class Hub:
         self.counts[fate.value] += 1
         if fate is Fate.NEW:
             self._links[peer] = link
-            link.take(say)  # first: the commands that follow have heard it
+            link.take(say)  # first: the resulting commands must acknowledge it
             outputs: list[Output] = []
             try:
                 outputs = self.machine.take(event, now_s)
@@ -103,7 +103,7 @@ class Hub:
         return fate
 
     def _admits(self, peer: str) -> bool:
-        """Return whether this name may register. A sender chooses its name, and each one costs memory and a row of
+        """Return whether this name may register. A sender chooses its name, and each name costs memory and a row of
         every status.
         """
         if peer == DRIVER or peer in self._links:
@@ -111,7 +111,7 @@ class Hub:
         return peer in self._members if self._members is not None else len(self._links) < MAX_PEERS
 
     def admit(self, peer: str) -> None:
-        """Let this worker register too."""
+        """Allow another worker to register."""
         if self._members is not None:
             self._members.add(peer)
 
@@ -121,7 +121,7 @@ class Hub:
         self._unsettled = True
 
     def tick(self, now_s: float) -> None:
-        """Do what is due. Call it at `next_deadline_s` and after received messages; other calls are harmless."""
+        """Do what is due. Call it at `next_deadline_s` and after received messages; other calls have no effect."""
         if self._unsettled or now_s >= self.machine.next_deadline_s:
             self._unsettled = False
             self._emit(self.machine.settle(now_s), now_s)
@@ -144,7 +144,7 @@ class Hub:
 
     def _tell(self, command: Command, now_s: float) -> None:
         name = command.worker
-        link = self._links[name]  # the machine knows whom it has heard only
+        link = self._links[name]  # present: the machine only knows workers it has received messages from
         tell = Tell(command, link.incarnation, link.number)
         if isinstance(command, Reregister):
             self._out.append((name, tell))

@@ -1,8 +1,8 @@
-"""Messages of one peer arrive in order, once, even if they are lost, repeated or overtaken. No sockets, no clock.
+"""Exactly-once, in-order delivery of one peer's messages despite loss, repetition and reordering. No sockets, no clock.
 
-The peer's end numbers its messages and repeats all that are not acknowledged (go-back-n); the coordinator's end accepts
-the next number only. An opening message (Register, or a driver's report) holds the whole state, so it may skip numbers:
-earlier messages no longer matter.
+The peer numbers its messages and repeats all that are not acknowledged (go-back-n); the coordinator accepts the next
+number only. An opening message (Register, or a driver's report) holds the whole state, so it may skip numbers: earlier
+messages no longer matter.
 """
 
 import math
@@ -23,16 +23,16 @@ def opens(say: Say) -> bool:
 
 
 class Fate(Enum):
-    """What the coordinator's end does with a message."""
+    """A message's handling by the coordinator's end."""
 
     NEW = "heard"  # apply it and acknowledge
-    REPEATED = "repeated"  # the last one again: acknowledge again, with the same words
-    REPLAYED = "replayed"  # an older one: nothing
-    GAP = "gap"  # one before it is missing: nothing, the peer repeats both
-    UNOPENED = "unopened"  # no opening message yet: ask for it
-    OUTDATED = "outdated"  # of a process that a later one has replaced: nothing
-    IMPOSTOR = "impostor"  # speaks for somebody else: nothing
-    STRANGER = "stranger"  # no worker of this run: nothing, and nothing of it is kept
+    REPEATED = "repeated"  # the last one again: repeat its acknowledgement
+    REPLAYED = "replayed"  # an older one: ignore
+    GAP = "gap"  # one before it is missing: ignore, the peer repeats both
+    UNOPENED = "unopened"  # no opening message yet: request one
+    OUTDATED = "outdated"  # of a process that a later one has replaced: ignore
+    IMPOSTOR = "impostor"  # sent in another peer's name: ignore
+    STRANGER = "stranger"  # no worker of this run: ignore, store nothing
 
 
 @dataclass(slots=True)
@@ -42,7 +42,7 @@ class Inlink:
     incarnation: int = -1
     number: int = -1
     is_open: bool = False
-    error: str = ""  # acknowledged with the last one
+    error: str = ""  # sent with the last acknowledgement
 
     def judge(self, say: Say) -> Fate:
         """Return the fate of a message. Changes nothing; `take` does."""
@@ -63,17 +63,17 @@ class Inlink:
         self.incarnation, self.number, self.error, self.is_open = say.incarnation, say.number, "", True
 
     def close(self) -> None:
-        """Forget the worker: it must open the link again. Older numbers stay replays."""
+        """Forget the worker: it must reopen the link. Older numbers still count as replays."""
         self.is_open = False
 
 
 class Outlink:
-    """The peer's end. Each message is returned for sending once at first, and again by `repeats`."""
+    """The peer's end. `say` returns each message for sending once; `repeats` returns it again."""
 
     def __init__(self, incarnation: int, now_s: float) -> None:
         self.incarnation = incarnation
         self.number = -1  # of the last message
-        self.alive_s = now_s  # the coordinator heard something that was said then
+        self.alive_s = now_s  # send time of the latest acknowledged message
         self._unheard: deque[tuple[Say, float]] = deque()
         self._repeat_at_s = math.inf
 
@@ -102,7 +102,7 @@ class Outlink:
             self._repeat_at_s = now_s + REPEAT_S
 
     def repeats(self, now_s: float) -> list[Say]:
-        """Return what to send again now, at most WINDOW messages: the coordinator accepts them in order only."""
+        """Return the messages to repeat now, at most WINDOW: the coordinator accepts them in order only."""
         if now_s < self.due_s:
             return []
         self._repeat_at_s = now_s + REPEAT_S

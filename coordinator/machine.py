@@ -1,13 +1,13 @@
 """The coordinator as a state machine: events and the time in, commands out. No sockets, clock or randomness.
 
-Owns the believed states of workers, and when one is declared lost. It never assigns rollout work, and nothing that
-decodes waits for it: a worker that receives work reports it and does not ask (TLT 4.2).
+Holds the workers' states, and decides when one is lost. It never assigns rollout work and never delays decoding: a
+worker that receives work reports it without asking (TLT 4.2).
 
-Rules that hold after every step:
+Invariants after every step:
   - a worker is in exactly one state; a group has at most one session, whose leader is one of its members;
-  - an answer is awaited until a deadline only; then the worker is lost;
+  - every awaited answer has a deadline; after it, the worker is lost;
   - messages of an older incarnation, and answers about another session or epoch, change nothing;
-  - what no rule allows raises IllegalTransitionError and changes nothing.
+  - an event without a rule raises IllegalTransitionError and changes nothing.
 """
 
 import math
@@ -54,9 +54,9 @@ class UnknownTargetError(ValueError):
 class Machine:
     """One coordinator.
 
-    term: higher than that of any coordinator before. settles_at_s: when everybody whom a coordinator before this one
-    told to train has registered here or has stopped by itself (its end plus `lease_s`); until then nobody is promoted.
-    standing: that one's drains, pause and threshold.
+    term: above that of any earlier coordinator. settles_at_s: the end of a predecessor's workers: all that it commanded
+    to train have registered here or stopped by themselves (its end plus `lease_s`). Nobody is promoted until then.
+    standing: the predecessor's drains, pause and threshold.
     """
 
     def __init__(
@@ -70,13 +70,13 @@ class Machine:
         self.options, self.term = options, term
         self.roster = Roster()
         self.rollout_step: int | None = None
-        self.rolling: bool | None = None  # a rollout with training in its tail is under way; None: not told yet
+        self.rolling: bool | None = None  # a rollout with training in its tail is running; None: not reported yet
         self.paused = standing.paused
         self.roster.drained_workers.update(standing.workers)
         self.roster.drained_nodes.update(standing.nodes)
         self.ignored = 0  # stale and repeated messages
         self._settles_at_s = settles_at_s
-        self._check_at_s = math.inf  # no deadline is earlier; heartbeats move theirs later without moving this
+        self._check_at_s = math.inf  # lower bound of all deadlines: heartbeats postpone theirs without changing it
         self._out: list[Output] = []
         closed = settles_at_s > -math.inf
         self.sessions = Sessions(
@@ -103,8 +103,9 @@ class Machine:
         return self._out
 
     def settle(self, now_s: float) -> list[Output]:
-        """Return what follows from all events since the last call: each session that changed sends its members one
-        command, and idle workers are promoted.
+        """Return the consequences of all events since the last call.
+
+        Each changed session sends its members one command, and idle workers are promoted.
         """
         self._out = []
         if now_s >= self._check_at_s:
@@ -115,7 +116,7 @@ class Machine:
 
     @property
     def standing(self) -> Standing:
-        """Return the drains, the pause and the threshold that hold until they are taken back."""
+        """Return the standing orders: drains, pause and threshold."""
         threshold = self.sessions.threshold
         return Standing(
             self.paused,
@@ -164,14 +165,14 @@ class Machine:
                     self._due(worker.rests_until_s)
                 self.sessions.move(worker, State.IDLE, _why_idle(event), now_s)
             case Edge.REMOVE:
-                self.roster.drained_workers.discard(worker.name)  # A later one of this name is another worker.
+                self.roster.drained_workers.discard(worker.name)  # a later worker of this name is a different one
                 self.sessions.remove(worker, "said goodbye", now_s)
             case Edge.IGNORE:
                 self.ignored += not isinstance(event, Heartbeat | Busy)
         self._note(event, worker)
 
     def _note(self, event: WorkerMessage, worker: Worker) -> None:
-        """What is only shown; and a heartbeat that contradicts what is believed asks for the truth."""
+        """Store what only the status shows. A heartbeat that contradicts the known state requests a Register."""
         if isinstance(event, Busy | Heartbeat):
             worker.running = event.running
         elif isinstance(event, Idle):
@@ -182,11 +183,11 @@ class Machine:
                 self._out.append(Reregister(worker.name, self.term))
 
     def _hear_stale(self, event: Started | Stopped | TrainerFailed, worker: Worker, now_s: float) -> None:
-        """An answer about a session that the worker has left, or was given up in."""
+        """Handle an answer about a session that the worker has left, or in which it was declared lost."""
         self._learn(event.session)
         worker.heard_s = max(worker.heard_s, now_s)
         self.ignored += 1
-        if isinstance(event, Started):  # so it trains where it should not
+        if isinstance(event, Started):  # it trains where it should not
             self._out.append(Reregister(worker.name, self.term))
 
     def _register(self, event: Register, known: Worker | None, now_s: float) -> None:
@@ -231,7 +232,7 @@ class Machine:
             self.sessions.adopt(worker, event, now_s, unwelcome=self._unwelcome(worker))
 
     def _learn(self, epoch: int) -> None:
-        """A coordinator before this one had come so far: its numbers are not used again."""
+        """Skip the numbers that an earlier coordinator has used, up to `epoch`."""
         self.sessions.epoch = max(self.sessions.epoch, epoch)
 
     def _unwelcome(self, worker: Worker) -> str:
@@ -242,7 +243,7 @@ class Machine:
         told = self.rolling is not None or not self.sessions.closed
         return "no rollout is under way" if told and not self.rolling else ""
 
-    # The driver and people.
+    # Events of the driver and of operators.
 
     def _control(self, event: Event, now_s: float) -> None:
         match event:
@@ -283,11 +284,11 @@ class Machine:
             there = [worker for worker in self.roster if event.node in (worker.node, worker.node_id)]
             if drained:
                 self.roster.drained_nodes.add(event.node)
-            else:  # Whoever names an address means the node that has it, however that one was drained.
+            else:  # An address stands for the node that has it, however that node was drained.
                 self.roster.drained_nodes -= {event.node, *(w.node_id for w in there if w.node == event.node)}
             return there
         worker = self.roster.workers.get(event.worker)
-        if worker is None and event.worker not in self.roster.drained_workers:  # of those, one may be on its way back
+        if worker is None and event.worker not in self.roster.drained_workers:  # a drained one may come back
             known = ", ".join(sorted(self.roster.workers)[:20]) or "none"
             raise UnknownTargetError(f"there is no worker {event.worker!r}; registered: {known}")
         (self.roster.drained_workers.add if drained else self.roster.drained_workers.discard)(event.worker)
@@ -323,7 +324,7 @@ class Machine:
                 self.sessions.open(now_s)
                 if not self.rolling:
                     self.sessions.stop_all("no rollout is under way", now_s)
-        self.sessions.touch()  # somebody may have rested enough, a ghost may be gone
+        self.sessions.touch()  # a rest or a ghost's lease may have ended
 
     def _due(self, at_s: float) -> None:
         self._check_at_s = min(self._check_at_s, at_s)
@@ -354,6 +355,6 @@ def _why_idle(event: WorkerMessage) -> str:
 def _agrees(event: Heartbeat, worker: Worker) -> bool:
     if event.state is State.TRAINING:
         return worker.session == event.session
-    if worker.state is State.TRAINING:  # it has not heard of it yet, if that can be
+    if worker.state is State.TRAINING:  # the command may not have arrived yet
         return event.state is State.IDLE and worker.phase is not Phase.RUNNING
     return worker.state is event.state

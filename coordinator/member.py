@@ -1,10 +1,11 @@
-"""A worker's end of its link: its state, the commands it received, and which of them still hold. No sockets, no clock.
+"""A worker's end of its link: its state, the received commands, and which of them are still valid. No sockets, no
+clock.
 
-Owns the rules by which commands are void:
-  - one of a lower term, or of an epoch that is not higher than the last obeyed, is stale or a repetition;
+Rules for void commands:
+  - one of a lower term, or of an epoch not above the last obeyed one, is stale or a repetition;
   - one to train, sent before the coordinator received the latest change here, is void; it is repeated if still due;
-  - a worker that has work, or has had no acknowledgement for nearly a lease, never trains.
-The last rule makes the coordinator safe to lose: a worker that it declares lost has stopped training by then.
+  - a worker with work, or without an acknowledgement for nearly a lease, never trains.
+The last rule makes it safe to lose the coordinator: a worker that it declares lost has stopped training by then.
 """
 
 import math
@@ -34,7 +35,7 @@ from coordinator.wire import Ack, Say, Tell
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A worker. `incarnation` must be higher than that of any process of this name before (a start time will do)."""
+    """A worker. `incarnation` must exceed that of any earlier process of this name (a start time suffices)."""
 
     name: str
     incarnation: int
@@ -44,7 +45,7 @@ class Identity:
 
 
 class Member:
-    """One worker. It begins BUSY. Reports that do not fit its state are late and change nothing."""
+    """One worker. It starts BUSY. Reports that do not fit its state are late and have no effect."""
 
     def __init__(self, identity: Identity, options: CoordinatorOptions, now_s: float) -> None:
         self.identity, self._options = identity, options
@@ -55,7 +56,7 @@ class Member:
         self.running = self.step = 0
         self.error = ""  # of the last report that the coordinator refused
         self._obeyed = (0, 0)  # term, epoch
-        self._works = True  # has requests; only while TRAINING this may differ from being BUSY
+        self._works = True  # has requests; may differ from being BUSY only while TRAINING
         self._leads = False
         self._store = ""
         self._fenced = False
@@ -63,11 +64,11 @@ class Member:
         self._link = Outlink(identity.incarnation, -math.inf)
         self._out: list[Say] = []
         self._commands: list[Train | Stop] = []
-        share = crc32(identity.name.encode()) / 2**32  # many that start at once do not beat at once
+        share = crc32(identity.name.encode()) / 2**32  # spreads the heartbeats of workers that start together
         self._beat_at_s = now_s + options.heartbeat_s * share
         self._register(now_s)
 
-    # What the worker reports.
+    # Reports of the worker.
 
     def busy(self, running: int, now_s: float) -> None:
         """Report new work. If a trainer runs, a Stop follows, and `stopped` ends in BUSY."""
@@ -125,7 +126,7 @@ class Member:
 
     def hear(self, message: Ack | Tell, now_s: float) -> None:
         if message.incarnation != self.identity.incarnation:
-            return  # meant for a process of this name before
+            return  # meant for an earlier process of this name
         if isinstance(message, Ack):
             self.term = max(self.term, message.term)
             self.error = message.error or self.error
@@ -143,10 +144,10 @@ class Member:
             self._obey(command, message.heard, now_s)
 
     def tick(self, now_s: float) -> None:
-        """Do what is due. Call it at `due_s`; calls at any other time are harmless."""
+        """Do what is due. Call it at `due_s`; calls at other times have no effect."""
         if now_s >= self._beat_at_s:
             self._beat_at_s = now_s + self._options.heartbeat_s
-            if not self._link.waits:  # what is repeated is a sign of life already
+            if not self._link.waits:  # a repeated message is a sign of life already
                 self._say(Heartbeat(*self._me, self.state, self.session, self.running, self.step), now_s)
         self._out += self._link.repeats(now_s)
         if self.state is State.TRAINING and not self._fenced and now_s >= self._fence_s:
@@ -160,18 +161,18 @@ class Member:
             self._see(command)
             leads = command.members[0] == self.identity.name
             if not (leads and self._leads and self.session == command.session):
-                self._store = ""  # it is to set one up, or to use the leader's
+                self._store = ""  # it must create a store, or use the leader's
             self.state, self.session, self._leads = State.TRAINING, command.session, leads
             self._commands.append(command)
         elif self._trains_in(command.session):
             self._see(command)
             self._commands.append(command)
-        elif self.state is State.IDLE:  # the command to train never came, or was void
+        elif self.state is State.IDLE:  # the command to train never arrived, or was void
             self._see(command)
             self._say(Stopped(*self._me, command.session), now_s)
 
     def _stop_here(self, reason: str) -> None:
-        """A Stop that nobody sent."""
+        """Issue a Stop that the coordinator did not send."""
         within_s = self._options.stop_deadline_s
         self._commands.append(Stop(self.identity.name, self.term, self.epoch, self.session, within_s, reason))
 
@@ -188,7 +189,7 @@ class Member:
 
     @property
     def _fence_s(self) -> float:
-        """Stop training then, so that it has ended when the coordinator gives this worker up."""
+        """When to stop training, so that it has ended before the coordinator declares this worker lost."""
         return self._link.alive_s + self._options.lease_s - self._options.stop_deadline_s
 
     @property

@@ -1,4 +1,4 @@
-"""Workers and sessions as the coordinator believes them to be. Owns the records and their index; decides nothing."""
+"""Workers and sessions, as known to the coordinator. Holds the records and their index; makes no decisions."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -10,14 +10,15 @@ from contracts.coordinator import State
 class Phase(StrEnum):
     """The phase of a TRAINING worker."""
 
-    STARTING = "starting"  # told to train with the members of the present epoch, not heard yet
-    RUNNING = "running"  # it does
-    STOPPING = "stopping"  # told to stop, not heard yet
+    STARTING = "starting"  # commanded to train with the current members, not confirmed yet
+    RUNNING = "running"  # training confirmed
+    STOPPING = "stopping"  # commanded to stop, not confirmed yet
 
 
 @dataclass(slots=True, kw_only=True)
 class Worker:
-    """One worker. `session` and `phase` are set exactly while state is TRAINING; `answer_by_s` while one is due."""
+    """One worker. `session` and `phase` are set if and only if state is TRAINING; `answer_by_s` while an answer is
+    due."""
 
     name: str
     incarnation: int
@@ -40,29 +41,29 @@ class Worker:
 class Session:
     """One training session of one group, named by the epoch in which it began.
 
-    Invariant: it has members, the first leads. A member that was told to stop is none any more, though it is TRAINING
-    until it answers.
+    Invariant: it has members, and the first leads. A member with a pending Stop is removed at once, though it stays
+    TRAINING until it answers.
     """
 
     number: int
     group: str
     members: dict[str, None]  # an ordered set
     epoch: int = 0  # of its members
-    told: tuple[str, ...] = ()  # the members, as they were told last
-    store: str | None = None  # of the leader; None until the leader has set up this epoch or an earlier one
+    told: tuple[str, ...] = ()  # members in the last command
+    store: str | None = None  # of the leader; None until the leader has created it in this epoch or an earlier one
 
     @property
     def leader(self) -> str:
         return next(iter(self.members))
 
     def settled(self, roster: "Roster") -> bool:
-        """Return whether all members train in the present epoch, so that others can join."""
+        """Return whether all members train in the current epoch, so that others can join."""
         return bool(self.store) and not roster.starting.get(self.group)
 
 
 @dataclass(slots=True)
 class Ghost:
-    """A process that was declared lost while it trained. It may train until its own lease ends at `until_s`."""
+    """A process declared lost while it trained. It may train until its own lease ends at `until_s`."""
 
     incarnation: int
     group: str
@@ -75,10 +76,10 @@ class Roster:
 
     workers: dict[str, Worker] = field(default_factory=dict)
     sessions: dict[str, Session] = field(default_factory=dict)
-    drained_workers: set[str] = field(default_factory=set)  # names, of those that are not registered now too
-    drained_nodes: set[str] = field(default_factory=set)  # addresses, and Ray's ids
+    drained_workers: set[str] = field(default_factory=set)  # names, registered or not
+    drained_nodes: set[str] = field(default_factory=set)  # addresses, and Ray's node ids
     ghosts: dict[str, Ghost] = field(default_factory=dict)
-    idle: dict[str, dict[str, None]] = field(default_factory=dict)  # group -> names, first to be idle first
+    idle: dict[str, dict[str, None]] = field(default_factory=dict)  # group -> names, longest idle first
     starting: dict[str, set[str]] = field(default_factory=dict)  # group -> names
     stopping: dict[str, set[str]] = field(default_factory=dict)  # group -> names
 

@@ -1,13 +1,14 @@
-"""One coordinator, complete: machine, sockets, admin service, address file. Owns how they start and end.
+"""One complete coordinator: machine, sockets, admin service, address file. Starts and stops them.
 
     with CoordinatorService(options, directory=Path("runs/demo")) as service:
         service.endpoint           # for WorkerClient and DriverClient
         service.rollout_started(7) # or by a DriverClient of another process
 
-It holds no torch and no ray: an actor may host it, or `python -m coordinator` runs it alone. One that starts where
-another left its address file has a higher term, takes over its ports if they are free, and decides nothing until every
-worker has registered again or has stopped by itself (`lease_s`). What was asked of that one (drains, a pause, a
-threshold) holds for it too.
+It uses neither torch nor ray: an actor may host it, or `python -m coordinator` runs it alone.
+
+A service that finds another's address file is its successor. It has a higher term and takes over free ports. It decides
+nothing until every worker has registered again or has stopped by itself (`lease_s`). Its predecessor's drains, pause
+and threshold still apply.
 """
 
 import logging
@@ -40,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 def host_faults(options: CoordinatorOptions) -> Iterator[tuple[str, str]]:
     """Yield keys and faults of hosts on which this machine cannot listen. Opens no port, may ask DNS."""
-    cards = {name for _, name in socket.if_nameindex()}  # for workers a network card's name will do
+    cards = {name for _, name in socket.if_nameindex()}  # workers may name a network card
     for key, host, known in (("host", options.host, cards), ("admin_host", options.admin_host, set[str]())):
         if host not in (*OPEN_TO_ALL, *LOOPBACK, *known) and not _is_here(host.strip("[]")):
             yield key, f"{host!r} is no address of this machine"
@@ -79,7 +80,7 @@ class CoordinatorService:
                 f"curve.directory: {options.host} is not the loopback address, so workers' connections are encrypted; "
                 "make keys (python -m coordinator keys DIRECTORY) and name them, or set curve.enabled=false"
             )
-        before = Address.read(directory) if directory is not None else None  # no folder of a run: nothing is made there
+        before = Address.read(directory) if directory is not None else None  # a missing folder is not created
         token, certificate = _admin_credentials(options, directory)
         self._started_s = clock()
         self._feed = StatusFeed()
@@ -135,7 +136,7 @@ class CoordinatorService:
         return f"tcp://{reachable(self._server.endpoint.removeprefix('tcp://'))}"
 
     def rollout_started(self, step: int, *, train: bool = True) -> None:
-        """As DriverClient.rollout_started, for a driver in this process."""
+        """Same as DriverClient.rollout_started, for a driver in this process."""
         self.control(RolloutStarted(step, train))
 
     def rollout_complete(self, step: int) -> None:
@@ -153,7 +154,7 @@ class CoordinatorService:
         self._server.call(obey)
 
     def admit(self, worker: str) -> None:
-        """Let this worker register too. Raises TimeoutError and ConnectionError if the service does not run."""
+        """Allow another worker to register. Raises TimeoutError and ConnectionError if the service does not run."""
         self._server.call(lambda hub, now_s: hub.admit(worker))
 
     def status(self) -> Status:
@@ -162,7 +163,7 @@ class CoordinatorService:
         )
 
     def close(self) -> None:
-        """Stop the service. The address file stays, for a successor. Workers that train stop within their lease."""
+        """Stop the service. The address file stays, for a successor. Training workers stop within their lease."""
         self._admin.close()
         self._server.close()
 
@@ -175,12 +176,12 @@ class CoordinatorService:
         self.close()
 
     def _watch(self, notice: Notice) -> None:
-        if isinstance(notice, Changed) and not notice.after:  # a worker that was drained may have said goodbye
+        if isinstance(notice, Changed) and not notice.after:  # a drained worker may have left
             self._keep()
         self._feed.publish(notice)
 
     def _keep(self) -> None:
-        """On the server's thread: for a successor, before whoever asked has the answer."""
+        """Save the standing orders for a successor, on the server's thread, before the caller has the answer."""
         standing = self._machine.standing
         if self._directory is None or standing == self._kept:
             return
@@ -216,7 +217,7 @@ def _admin_credentials(options: CoordinatorOptions, directory: Path | None) -> t
 
 
 def _ports(wanted: int, before: str) -> list[int]:
-    """Ports to try, in order: the one asked for, else the predecessor's, else any."""
+    """Ports to try, in order: the configured one, else the predecessor's, else any."""
     if wanted:
         return [wanted]
     last = before.rpartition(":")[2]
@@ -224,7 +225,7 @@ def _ports(wanted: int, before: str) -> list[int]:
 
 
 def _first_free(start: Callable[[int], S], ports: list[int], key: str) -> S:
-    """key: of the port, without `port`. Raises OSError that names it."""
+    """Call `start` with the first free port. key: of the port, without `port`. Raises OSError that names it."""
     for port in ports[:-1]:
         try:
             return start(port)

@@ -1,9 +1,9 @@
-"""Training sessions: which workers train together. Owns promotion, leadership, membership, epochs and the members'
+"""Training sessions: which workers train together. Handles promotion, leadership, membership, epochs and the members'
 commands.
 
-A session begins with one worker, its leader, which sets up a rendezvous store. Then all idle workers join at once, and
-later ones when all have confirmed the members so far. Every change of members is a new epoch, sent to all members. If
-the leader leaves, the member that has trained longest leads.
+A session begins with one worker, its leader, which creates a rendezvous store. All idle workers then join at once;
+later ones join when all current members have confirmed. Every change of members is a new epoch, sent to all members. If
+the leader leaves, the member that has trained longest becomes leader.
 """
 
 from collections.abc import Callable
@@ -14,10 +14,10 @@ from coordinator.roster import Phase, Roster, Session, Worker
 
 
 class Sessions:
-    """Changes the roster's sessions and the states of its workers, and emits what follows.
+    """Changes the roster's sessions and worker states, and emits the resulting outputs.
 
-    due: called with every new deadline. closed: nothing is decided yet, as a predecessor may have decided; sessions
-    are taken over as workers report them, and not changed until `open`.
+    due: called with every new deadline. closed: a predecessor may have running sessions, so no decisions are made yet.
+    Sessions are taken over as workers report them, and not changed until `open`.
     """
 
     def __init__(
@@ -34,10 +34,10 @@ class Sessions:
         self._emit, self._due = emit, due
         self.closed = closed
         self.epoch = 0
-        self._told = 0  # the last one that anybody was told
+        self._told = 0  # highest epoch sent to any worker
         self.threshold = options.threshold
-        self._dirty: dict[str, None] = {}  # groups where somebody might be promoted
-        self._changed: dict[str, None] = {}  # groups whose session's members are to be told of a new epoch
+        self._dirty: dict[str, None] = {}  # groups to check for promotion
+        self._changed: dict[str, None] = {}  # groups whose session has a new epoch to send to its members
 
     # Promotion.
 
@@ -66,7 +66,7 @@ class Sessions:
                 self._roster.sessions[group] = session
                 self._renew(session)
         elif group in self._changed:
-            return  # its members are told first
+            return  # its members first receive the new epoch
         elif (room := self._options.max_members - len(session.members)) > 0 and session.settled(self._roster):
             joining = self._eligible(group, now_s)[:room]
             if joining:
@@ -74,12 +74,12 @@ class Sessions:
                 self._renew(session)
 
     def _eligible(self, group: str, now_s: float) -> list[str]:
-        """Idle workers that may train, first to be idle first."""
+        """Return idle workers that may train, longest idle first."""
         workers = (self._roster.workers[name] for name in self._roster.idle[group])
         return [w.name for w in workers if not self._roster.drained(w) and now_s >= w.rests_until_s]
 
     def _haunted(self, group: str, now_s: float) -> bool:
-        """Somebody may still train in an older session there."""
+        """Return whether a worker of that group may still train in an older session."""
         return bool(self._roster.stopping.get(group)) or any(
             ghost.group == group and now_s < ghost.until_s for ghost in self._roster.ghosts.values()
         )
@@ -105,9 +105,9 @@ class Sessions:
         return True
 
     def adopt(self, worker: Worker, event: Register, now_s: float, *, unwelcome: str) -> None:
-        """Take in a worker that reports training in a predecessor's session, or in one from which it was declared lost.
+        """Adopt a worker that reports training in a predecessor's session, or in one from which it was declared lost.
 
-        unwelcome: why it must not, or empty.
+        unwelcome: the reason why it must not train, or empty.
         """
         before = self._detach(worker)
         self._roster.set_phase(worker, Phase.RUNNING)
@@ -133,7 +133,7 @@ class Sessions:
             self._renew(session)
 
     def remind(self, worker: Worker, now_s: float) -> None:
-        """Repeat the worker's command; deadlines stay."""
+        """Repeat the worker's command; deadlines are unchanged."""
         session = self._roster.session_of(worker)
         if session is not None:
             if not self.closed:
@@ -142,14 +142,14 @@ class Sessions:
             self._tell_to_stop(worker, "an earlier Stop has had no answer")
 
     def open(self, now_s: float) -> None:
-        """Begin to decide: all workers that train have registered, or have stopped by themselves."""
+        """Start to decide: all workers that train have registered, or have stopped by themselves."""
         self.closed = False
         for session in list(self._roster.sessions.values()):
             self._renew(session)
         self.touch()
 
     def stop(self, worker: Worker, reason: str, now_s: float) -> None:
-        """Stop a TRAINING worker, unless a Stop is under way; the others go on without it."""
+        """Stop a TRAINING worker, unless a Stop is pending; the others continue without it."""
         if worker.phase is Phase.STOPPING:
             return
         session = self._detach(worker)
@@ -161,7 +161,7 @@ class Sessions:
 
     def stop_all(self, reason: str, now_s: float) -> None:
         sessions = list(self._roster.sessions.values())
-        self._roster.sessions.clear()  # first: nobody is to lead what is ending
+        self._roster.sessions.clear()  # first: no new leader for a session that ends
         for worker in self._roster:
             if worker.state is State.TRAINING:
                 self.stop(worker, reason, now_s)
@@ -185,7 +185,7 @@ class Sessions:
         self._go_on(session, now_s)
 
     def _detach(self, worker: Worker) -> Session | None:
-        """Take it out of its session, which `_go_on` then tells the others."""
+        """Remove the worker from its session; `_go_on` then informs the other members."""
         session = self._roster.session_of(worker)
         if session is not None:
             if session.leader == worker.name:
@@ -209,13 +209,13 @@ class Sessions:
             self._renew(session)
 
     def _renew(self, session: Session) -> None:
-        """A new epoch, from now on: answers about the one before are stale. `announce` tells the members."""
+        """Start a new epoch: answers about the one before are stale. `announce` sends it to the members."""
         self.epoch += 1
         session.epoch = self.epoch
         self._changed[session.group] = None
 
     def announce(self, now_s: float) -> None:
-        """Send the members of every session that changed since the last call one command."""
+        """Send one command to each member of every session that changed since the last call."""
         groups, self._changed = self._changed, {}
         for group in groups:
             session = self._roster.sessions.get(group)
@@ -223,8 +223,8 @@ class Sessions:
                 self._tell_members(session, now_s)
 
     def _tell_members(self, session: Session, now_s: float) -> None:
-        """The leader is told the members, and they, as soon as its store is known."""
-        if session.epoch <= self._told:  # one of the members, perhaps: who obeyed a later epoch ignores this one
+        """Send the members to the leader, and to the others once the leader's store is known."""
+        if session.epoch <= self._told:  # members may have obeyed a later epoch, and would ignore this one
             self.epoch += 1
             session.epoch = self.epoch
         self._told = session.epoch
@@ -234,12 +234,12 @@ class Sessions:
             worker = self._roster.workers[name]
             if name == session.leader or session.store is not None:
                 self._train(worker, session, now_s)
-            else:  # it goes on as it is until its new leader has set up
+            else:  # it continues unchanged until its new leader has a store
                 self._roster.set_phase(worker, Phase.RUNNING)
                 worker.answer_by_s = None
 
     def _train(self, worker: Worker, session: Session, now_s: float) -> None:
-        if worker.phase is not Phase.STARTING or worker.answer_by_s is None:  # who owes an answer gets no more time
+        if worker.phase is not Phase.STARTING or worker.answer_by_s is None:  # an outstanding answer gets no more time
             worker.answer_by_s = now_s + self._options.start_deadline_s
             self._due(worker.answer_by_s)
         worker.session = session.number

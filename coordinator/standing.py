@@ -1,5 +1,5 @@
-"""Drains, a pause and a threshold, which hold until they are taken back. Owns the file in which a coordinator keeps
-them for its successor, beside the address file; decides nothing.
+"""Standing orders: drains, a pause and a threshold, valid until revoked. A coordinator saves them in a file for its
+successor, beside the address file.
 """
 
 import os
@@ -15,12 +15,12 @@ Name = Annotated[str, msgspec.Meta(min_length=1)]
 
 
 class Standing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What holds. `threshold` is None where the configuration's applies. Names are in order, each once."""
+    """Standing orders. `threshold` is None if the configuration's applies. Names are sorted and unique."""
 
     paused: bool = False
     threshold: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    workers: tuple[Name, ...] = ()  # drained, whatever their node
-    nodes: tuple[Name, ...] = ()  # drained, by address or by Ray's id
+    workers: tuple[Name, ...] = ()  # drained, on any node
+    nodes: tuple[Name, ...] = ()  # drained, by address or by Ray's node id
 
     def write(self, directory: Path, run: str) -> None:
         """Write the file atomically. Raises OSError."""
@@ -47,5 +47,5 @@ NOTHING = Standing()
 
 
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    run: str  # whose coordinators follow one another; empty: any
+    run: str  # its coordinators succeed one another; empty: any
     standing: Standing

@@ -1,4 +1,4 @@
-"""The status of a coordinator. Owns the records and how they are read from a hub."""
+"""The status of a coordinator: its records, and how they are read from a hub."""
 
 from dataclasses import dataclass, field
 
@@ -7,7 +7,7 @@ from coordinator.hub import Hub
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerStatus:
-    """One worker, as the coordinator believes it to be. Times are seconds up to the snapshot."""
+    """One worker as the coordinator sees it. Times are seconds up to the snapshot."""
 
     name: str
     incarnation: int
@@ -42,9 +42,9 @@ class Status:
     uptime_s: float
     endpoint: str
     rollout_step: int | None
-    rolling: bool  # a rollout with training in its tail is under way
+    rolling: bool  # a rollout with training in its tail is running
     paused: bool
-    settling: bool  # after a restart: nothing is decided yet
+    settling: bool  # after a restart: no decisions yet
     threshold: int
     workers: tuple[WorkerStatus, ...]
     sessions: tuple[SessionStatus, ...]
@@ -68,7 +68,7 @@ class Change:
 
 
 def read_status(hub: Hub, now_s: float, *, started_s: float, endpoint: str) -> Status:
-    """Read the status, on the thread that serves the hub."""
+    """Read the status. Call it on the hub's thread."""
     machine, roster = hub.machine, hub.machine.roster
     workers = tuple(
         WorkerStatus(

@@ -1,8 +1,8 @@
-"""The transition table: what a message of a worker does, by the state the coordinator believes it to be in.
+"""Transition table: the effect of a worker's message, by the state in which the coordinator holds the worker.
 
-Answers (Started, Stopped, TrainerFailed) reach the table only if they name the session the worker trains in: one about
-another session is stale, and changes nothing (see `Machine`). What is not in the table cannot happen, as messages of
-one worker arrive in the order in which they were sent, once: it is an error.
+Answers (Started, Stopped, TrainerFailed) reach the table only if they name the worker's current session; others are
+stale and change nothing (see `Machine`). An entry that is missing is an error: a worker's messages arrive in order,
+exactly once.
 """
 
 from enum import Enum, auto
@@ -14,7 +14,7 @@ Place = tuple[State, Phase | None]
 
 
 class Edge(Enum):
-    IGNORE = auto()  # true already, or overtaken: a sign of life, nothing more
+    IGNORE = auto()  # already true, or superseded: only a sign of life
     RUN = auto()  # the trainer runs; the state stays TRAINING
     TO_BUSY = auto()
     TO_IDLE = auto()
@@ -29,41 +29,41 @@ STOPPING: Place = (State.TRAINING, Phase.STOPPING)
 
 TABLE: dict[Place, dict[type, Edge]] = {
     BUSY: {
-        Busy: Edge.IGNORE,  # more work, or a new count of it
+        Busy: Edge.IGNORE,  # more work, or a new count
         Idle: Edge.TO_IDLE,  # it ran out of work and released its memory
         Heartbeat: Edge.IGNORE,
         Leave: Edge.REMOVE,
     },
     IDLE: {
-        Idle: Edge.IGNORE,  # it had work so briefly that it reports only the end of it
-        Busy: Edge.TO_BUSY,  # new work arrived; nobody was asked
+        Idle: Edge.IGNORE,  # its work was so brief that it reports only the end
+        Busy: Edge.TO_BUSY,  # new work arrived; the coordinator is not asked
         Heartbeat: Edge.IGNORE,
         Leave: Edge.REMOVE,
     },
     STARTING: {
         Started: Edge.RUN,  # the trainer is up
-        Busy: Edge.TO_BUSY,  # work came before, or while, the trainer started: work goes first
-        Stopped: Edge.TO_IDLE,  # it declined, or had nothing to learn from
-        TrainerFailed: Edge.TO_IDLE,  # it did not come up; the worker rests and is asked again later
+        Busy: Edge.TO_BUSY,  # work arrived before or while the trainer started: work goes first
+        Stopped: Edge.TO_IDLE,  # it declined, or had no data
+        TrainerFailed: Edge.TO_IDLE,  # it did not start; the worker rests and is asked again later
         Idle: Edge.IGNORE,  # sent before the command reached it
         Heartbeat: Edge.IGNORE,
         Leave: Edge.REMOVE,
     },
     RUNNING: {
-        Started: Edge.IGNORE,  # said twice
-        Busy: Edge.TO_BUSY,  # it stopped unasked, as it was given work
-        Stopped: Edge.TO_IDLE,  # it stopped by itself: nothing left to learn from
-        TrainerFailed: Edge.TO_IDLE,  # it fell over; the worker rests
+        Started: Edge.IGNORE,  # a repetition
+        Busy: Edge.TO_BUSY,  # it stopped without a command, because it received work
+        Stopped: Edge.TO_IDLE,  # it stopped by itself: no data left
+        TrainerFailed: Edge.TO_IDLE,  # it crashed; the worker rests
         Heartbeat: Edge.IGNORE,
         Leave: Edge.REMOVE,
-        # No Idle: whoever trains says Stopped first.
+        # No Idle: a training worker sends Stopped first.
     },
     STOPPING: {
-        Stopped: Edge.TO_IDLE,  # the answer that was owed
-        TrainerFailed: Edge.TO_IDLE,  # it was killed, or fell over, while stopping: the memory is free all the same
-        Busy: Edge.TO_BUSY,  # given work; it reports that only once its trainer stands still
-        Started: Edge.IGNORE,  # crossed Stop on the way; the answer to Stop is still owed
-        Idle: Edge.IGNORE,  # sent before the command to train reached it: only Stopped says that memory is free
+        Stopped: Edge.TO_IDLE,  # the awaited answer
+        TrainerFailed: Edge.TO_IDLE,  # killed, or crashed, while stopping: the memory is free anyway
+        Busy: Edge.TO_BUSY,  # received work; it reports that only after its trainer has stopped
+        Started: Edge.IGNORE,  # crossed Stop on the way; the answer to Stop is still due
+        Idle: Edge.IGNORE,  # sent before the command to train arrived: only Stopped says that memory is free
         Heartbeat: Edge.IGNORE,
         Leave: Edge.REMOVE,
     },

@@ -1,4 +1,4 @@
-"""How messages travel: one msgspec frame each, bounded in size. Owns encoding and its errors; uses no sockets."""
+"""Wire format: one msgspec frame per message, bounded in size. Encoding and its errors; no sockets."""
 
 from typing import TypeVar
 
@@ -8,11 +8,11 @@ from contracts.coordinator import Command, DriverEvent, Serial, Train, WorkerEve
 
 MAX_FRAME_BYTES = 64 * 1024
 T = TypeVar("T")
-DRIVER = "driver"  # the peer that may say what the driver says; no worker has this name
+DRIVER = "driver"  # peer name of the driver; no worker has it
 
 
 class Say(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """A peer's message. `number` rises by one per message of an incarnation; it is sent again until acknowledged."""
+    """A peer's message. `number` rises by one per message of an incarnation. Repeated until acknowledged."""
 
     incarnation: Serial
     number: Serial
@@ -20,14 +20,14 @@ class Say(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
 
 
 def speaker(say: Say) -> str:
-    """Return the peer as which the message speaks; empty for a worker that claims the driver's name."""
+    """Return the peer that the message claims to come from; empty for a worker with the driver's name."""
     if not isinstance(say.event, WorkerMessage):
         return DRIVER
     return say.event.worker if say.event.worker != DRIVER else ""
 
 
 class Ack(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """This message was received, and all of its incarnation before it. `error` says why it changed nothing."""
+    """Acknowledges this message and all earlier ones of its incarnation. `error` says why it changed nothing."""
 
     incarnation: int
     number: int
@@ -36,8 +36,8 @@ class Ack(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
 
 
 class Tell(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """A command to one incarnation of a worker, made when the coordinator had received its message `heard`. It is sent
-    again until it is answered.
+    """A command to one incarnation of a worker. `heard` is the last message received before the command was made.
+    Repeated until answered.
     """
 
     command: Command
@@ -63,7 +63,7 @@ def encode(message: Say | Ack | Tell) -> bytes:
 
 
 class _Train(msgspec.Struct, frozen=True, tag="Train"):
-    """`Train` with its members encoded already."""
+    """`Train` with its members already encoded."""
 
     worker: str
     term: int
@@ -80,7 +80,7 @@ class _Tell(msgspec.Struct, frozen=True, tag="Tell"):
 
 
 class AnswerEncoder:
-    """As `encode`, for one command to many workers: the members of a session are encoded once. For one thread."""
+    """Same as `encode`, but encodes a session's members once for all its commands. Not thread-safe."""
 
     def __init__(self) -> None:
         self._encoder = msgspec.msgpack.Encoder()
@@ -112,5 +112,5 @@ def decode_answer(frame: bytes) -> Ack | Tell:
 def _decode(decoder: msgspec.msgpack.Decoder[T], frame: bytes) -> T:
     try:
         return decoder.decode(frame)
-    except Exception as error:  # whatever it is (UnicodeDecodeError is no DecodeError): strangers choose these bytes
+    except Exception as error:  # any exception (UnicodeDecodeError is no DecodeError): these bytes are untrusted
         raise BadFrameError(f"{type(error).__name__}: {error}") from None

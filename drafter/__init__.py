@@ -1,1 +1,1 @@
-"""What drafts, and how drafters learn. So far the seam that an engine calls: `protocol`."""
+"""Drafters and their training. Engines call them through the interface in `protocol`."""

@@ -1,6 +1,6 @@
-"""Which drafters an engine gets, of those in the catalogue. Owns the conditions under which each exists; never drafts.
+"""Build the drafters of an engine from those in the catalogue. Owns the conditions under which each exists.
 
-Imports are lazy: an engine without EAGLE never loads its code.
+Never drafts. Imports are lazy: an engine without EAGLE never loads its code.
 """
 
 import logging
@@ -22,13 +22,13 @@ _LOG = logging.getLogger(__name__)
 
 
 def build_drafters(options: SpeculationOptions, model: Transformer, engine: EngineOptions) -> dict[str, Drafter]:
-    """The drafters by name: n-gram and suffix wherever the native extension is installed, EAGLE if it has a path, the
-    copy of the model in few bits where the engine can lend its cache; and the user's own (options.drafters).
+    """Return the drafters by name: n-gram and suffix if the native extension is installed, EAGLE if it has a path, the
+    low-bit copy of the model if the engine can lend its cache, and the user's own (options.drafters).
 
-    With `options.strategies` only those that it names; with mode off none. Drafters are made for engines whose history
-    is [max_running, max_tokens] as `history_tokens` says.
+    With `options.strategies` only those that it names; with mode off none. The drafters fit engines whose history is
+    [max_running, max_tokens] as `history_tokens` says.
 
-    Raises ValueError for a strategy whose drafter is unknown or not configured; naming the key.
+    Raises ValueError, naming the key, for a strategy whose drafter is unknown or not configured.
     """
     if options.mode == "off":
         return {}
@@ -45,7 +45,7 @@ def build_drafters(options: SpeculationOptions, model: Transformer, engine: Engi
 
 
 def build_retrieval(options: SpeculationOptions, slots: int, max_tokens: int) -> dict[str, Drafter]:
-    """Those of them that need no network, for a history of [slots, max_tokens]."""
+    """Return the drafters that need no network, for a history of [slots, max_tokens]."""
     wanted = {name for name in wanted_drafters(options) if name in CATALOGUE and not CATALOGUE[name].is_network}
     needs = {name: CATALOGUE[name].native for name in wanted}
     missing = [name for name, native in sorted(needs.items()) if native is not None and not hasattr(kernels, native)]
@@ -63,14 +63,14 @@ def build_retrieval(options: SpeculationOptions, slots: int, max_tokens: int) ->
 
 
 def history_tokens(model: Transformer, engine: EngineOptions) -> int:
-    """The longest sequence an engine can hold: the model's or the configured limit, or the cache and one token more
-    (the last token's K/V are never stored)."""
+    """Return the longest sequence that an engine can hold: the model's or the configured limit, or the cache plus one
+    token (the last token's K/V are never stored)."""
     model_tokens = engine.max_model_tokens or model.config.max_position_embeddings
     return min(model_tokens, engine.kv_tokens // engine.block_tokens * engine.block_tokens + 1)
 
 
 def lends_cache(model: Transformer) -> bool:
-    """Whether the native engine can run chains of drafts by a copy of this model over its own KV cache."""
+    """Whether the native engine can draft chains with a copy of this model over its own KV cache."""
     if type(model) is not Transformer or model.low_bit is not None:
         return False
     weight = model.embed_tokens.weight
@@ -78,8 +78,8 @@ def lends_cache(model: Transformer) -> bool:
 
 
 def wanted_drafters(options: SpeculationOptions, *, cache_lent: bool = False) -> set[str]:
-    """By name; cache_lent as in `at_hand`. Raises ValueError for a strategy whose drafter is unknown or not configured;
-    naming the key."""
+    """Return the names. cache_lent as in `at_hand`. Raises ValueError, naming the key, for a strategy whose drafter is
+    unknown or not configured."""
     if options.mode == "off":
         return set()
     if options.strategies is None:
@@ -92,7 +92,7 @@ def _named(strategies: Iterable[str]) -> set[str]:
 
 
 def _network(name: str) -> ModuleType:
-    """The module of a drafter with passes of its own."""
+    """Return the module of a network drafter."""
     return import_module(f"{__package__}.{name}")
 
 

@@ -1,8 +1,8 @@
-"""A drafter as a checkpoint that stock vLLM loads with `method` `eagle` or `eagle3`. Owns vLLM's names and config keys,
-and those of the `speculators` library.
+"""Export a drafter as a checkpoint that stock vLLM loads with `method` `eagle` or `eagle3`. Owns vLLM's names and
+config keys, and those of the `speculators` library.
 
 Read from vLLM 0.32 (model_executor/models/llama_eagle.py, llama_eagle3.py, qwen3_eagle3.py) and 0.33, and speculators
-0.9. Names have no `model.` prefix; in vLLM's form the embedding, and EAGLE's head, are left out, so that vLLM shares
+0.9. Names have no `model.` prefix. In vLLM's form the embedding, and EAGLE's head, are left out, so that vLLM shares
 the target's own modules. An EAGLE-3 head in vLLM's form is also in SpecForge's, which SGLang loads.
 """
 
@@ -30,11 +30,11 @@ _EAGLE3_NAMES = {
     **{f"fuse_norms.{index}.weight": f"fc_norm.{index}.weight" for index in range(3)},
 }
 _EMBEDDING = "embed_tokens.weight"
-_TTT_STEPS = 3  # drafts per step that a speculators config proposes where nobody says how many
+_TTT_STEPS = 3  # default drafts per step in a speculators config
 
 
 class ExportError(ValueError):
-    """A drafter that vLLM would not load, or would compute differently; the message says why and what to do."""
+    """The drafter is one that vLLM would not load, or would compute differently. The message has reason and remedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +55,8 @@ def export_drafter(
 ) -> Exported:
     """Write `out` from a drafter's directory and the model directory of its target; `out` appears only when complete.
 
-    `method`: what the drafter must be; default: whatever it is. `form`: whose names and config.json; an EAGLE-3 head
-    in either is loaded by vLLM. Weights keep their dtype.
+    `method`: required kind of the drafter; default: any. `form`: format of names and config.json; vLLM loads an EAGLE-3
+    head in either. Weights keep their dtype.
     Raises ExportError, EagleWeightsError (not a drafter of this target), ModelConfigError, WeightsMismatchError, and
     FileExistsError for an `out` that is no model directory.
     """
@@ -80,8 +80,8 @@ def export_drafter(
 
 
 def write_for_vllm(model: Drafting, out: Path, head: Tensor | None = None) -> Exported:
-    """Write `out`. `head` [vocabulary, H] goes with it as EAGLE-3's own; without one vLLM drafts with the target's.
-    Raises ExportError, and FileExistsError as `export_drafter` does."""
+    """Write `out`. `head` [vocabulary, H] is stored as EAGLE-3's own; without one vLLM drafts with the target's. Raises
+    ExportError, and FileExistsError as `export_drafter` does."""
     hf_config = vllm_config(model)
     tensors = dict(vllm_tensors(model.kind, model.block.config, model.state_dict()))
     if head is not None:
@@ -93,7 +93,7 @@ def write_for_vllm(model: Drafting, out: Path, head: Tensor | None = None) -> Ex
 
 
 def write_for_speculators(model: Eagle3Model, out: Path, head: Tensor | None, target: Path) -> Exported:
-    """Write `out` as speculators 0.9 does, for the target in `target`; `head` as in `write_for_vllm`.
+    """Write `out` in the format of speculators 0.9, for the target in `target`; `head` as in `write_for_vllm`.
 
     Raises ExportError, and FileExistsError as `export_drafter` does."""
     block, shape = model.block.config, model.shape
@@ -154,7 +154,7 @@ def _head_tensors(model: Eagle3Model, head: Tensor | None, layer: str) -> dict[s
 
 
 def vllm_config(model: Drafting) -> dict[str, Any]:
-    """config.json. Raises ExportError for a block that no vLLM class computes."""
+    """Return config.json. Raises ExportError for a block that no vLLM class computes."""
     config = model.block.config
     llama = model.block.q_norm is None
     if model.kind == "eagle" and not llama:
@@ -176,14 +176,14 @@ def vllm_config(model: Drafting) -> dict[str, Any]:
         **_dtype(model),
         "architectures": ["LlamaForCausalLMEagle3" if llama else "Eagle3Qwen3ForCausalLM"],
         "attention_bias": config.qkv_bias,
-        # Without them vLLM takes (2, L/2, L - 3), which are no three layers of a shallow target.
+        # Without them vLLM takes (2, L/2, L - 3), which are not three layers of a shallow target.
         "eagle_config": {"eagle_aux_hidden_state_layer_ids": ids, "use_aux_hidden_state": True},
     }
 
 
 def vllm_tensors(kind: Kind, config: ModelConfig, state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """A drafter's `state_dict` under vLLM's names, unfused. `config`: of its block. Views of the tensors given, as far
-    as `state` has them: EAGLE-3's head only where it has one of its own."""
+    """Yield a drafter's `state_dict` under vLLM's names, unfused, as views. `config`: of its block. Tensors missing in
+    `state` are left out: EAGLE-3's head is only there if it is its own."""
     yield "fc.weight", state["fuse.weight"]
     layer = LAYER if kind == "eagle3" else SPECULATORS_LAYER
     for piece in block_layout(config):
@@ -199,7 +199,7 @@ def vllm_tensors(kind: Kind, config: ModelConfig, state: Mapping[str, Tensor]) -
 
 
 def _layer_ids(layers: tuple[int, ...]) -> list[int]:
-    """vLLM's id i is the residual stream before layer i: the output of layer i - 1."""
+    """Return vLLM's ids: id i is the residual stream before layer i, the output of layer i - 1."""
     if len(set(layers)) < len(layers):
         raise ExportError(
             f"the drafter reads layers {list(layers)} of the target, some twice: vLLM hands each over once, so this "
@@ -214,12 +214,12 @@ def _head(target: Path, config: ModelConfig) -> Tensor:
 
 
 def _dtype(model: Drafting) -> dict[str, str]:
-    """What `write_checkpoint` cannot tell from a head with tables of integers."""
+    """Return the dtype, which `write_checkpoint` cannot infer for a head with integer tables."""
     return {"dtype": str(model.fuse.weight.dtype).removeprefix("torch.")}
 
 
 def _stored_dtype(drafter: Path) -> torch.dtype:
-    """Raises ExportError if `drafter` is no drafter's directory."""
+    """Return the dtype of the stored weights. Raises ExportError if `drafter` is no drafter's directory."""
     weights = [*drafter.glob("*.safetensors"), *drafter.glob(TORCH_FILE)]
     if not (drafter / CONFIG_FILE).is_file() or not weights:
         raise ExportError(f"{drafter} holds no drafter: it needs {CONFIG_FILE} and {WEIGHTS_FILE}")

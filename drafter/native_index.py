@@ -1,4 +1,4 @@
-"""The call that the native indexes of the model-free drafters answer alike. Owns its arrays; never looks into them."""
+"""The call that the model-free drafters' native indexes have in common. Owns its arrays; never reads them."""
 
 from typing import Any
 
@@ -11,8 +11,8 @@ from drafter.protocol import BatchView, Drafts
 def propose(
     index: Any, history_shape: tuple[int, int], batch: BatchView, strategy: Strategy, *settings: float
 ) -> Drafts:
-    """Chains of at most strategy.depth tokens, or trees of at most strategy.tokens_to_verify nodes. `settings`: what
-    this index wants to know besides.
+    """Draft chains of at most strategy.depth tokens, or trees of at most strategy.tokens_to_verify nodes. `settings`:
+    further arguments of this index.
 
     Raises ValueError if the batch names a slot without a request, or its history is not of `history_shape`."""
     if batch.history.shape != history_shape:

@@ -1,12 +1,11 @@
-"""The model-free drafter of TLT 5.3: what followed the last few tokens before, in the responses to the same prompt.
+"""The model-free drafter of TLT 5.3: drafts what followed the last few tokens before, in responses to the same prompt.
 
-Owns a retrieval database per prompt (native/ngram.h) over the prompt, its running responses as far as they are known,
-and those that have ended. Never looks across prompts, and keeps nothing over a restart: a group's texts return by
-themselves as its requests run.
+Owns a retrieval database per prompt (native/ngram.h) over the prompt, its running responses so far, and those that have
+ended. Never looks across prompts. Keeps nothing over a restart: a group's texts are added again as its requests run.
 
-The longest match of max_n .. min_n last tokens wins; at equal length the request's own response before its siblings'
-before the prompt, and the most recent occurrence in each. A match of a single token is followed for two tokens only.
-A strategy with top_k > 1 merges the continuations of all matches, in that order, into a tree with at most top_k
+The longest match of max_n .. min_n last tokens wins. At equal length the order is the request's own response, its
+siblings', the prompt; within each, the most recent occurrence. A match of a single token is followed for two tokens
+only. A strategy with top_k > 1 merges the continuations of all matches, in that order, into a tree with at most top_k
 children per node.
 """
 
@@ -24,9 +23,9 @@ class NgramDrafter(Drafter):
     """Drafts from n-gram matches. Costs a few microseconds per step and about 1 us per request (one native call).
 
     slots, max_tokens: the shape of the engine's history. max_bytes bounds the database (about 150 bytes per token of
-    response): prompts that nobody samples leave first, least recently used; beyond it new text is not entered. They
-    also leave when `kept_versions` target versions passed without a request. Of each prompt, the last `kept_texts`
-    (up to twice as many) ended responses count.
+    response). Prompts that are not being sampled are dropped first, least recently used; above the limit new text is
+    not entered. They are also dropped when `kept_versions` target versions passed without a request. The last
+    `kept_texts` (up to twice as many) ended responses of each prompt count.
 
     Raises RuntimeError without the native extension, ValueError for n outside 1 <= min_n <= max_n <= 16.
     """
@@ -56,7 +55,7 @@ class NgramDrafter(Drafter):
 
     @property
     def groups(self) -> int:
-        """Prompts in the database."""
+        """Number of prompts in the database."""
         return int(self._index.groups)
 
     def begin(self, slot: int, prompt_tokens: NDArray[np.int32], response_tokens: NDArray[np.int32]) -> None:
@@ -73,7 +72,7 @@ class NgramDrafter(Drafter):
         self._index.age()
 
     def remember(self, prompts: list[NDArray[np.int32]], responses: list[NDArray[np.int32]]) -> None:
-        """Rollouts that other workers finished, of prompts that are sampled here too."""
+        """Add rollouts that other workers finished, of prompts that are sampled here too."""
         for prompt, response in zip(prompts, responses, strict=True):
             self._index.remember(prompt, response)
 

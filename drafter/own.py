@@ -1,7 +1,7 @@
-"""Drafters of the user's own (`rollout.speculation.drafters`). Owns the import, and the checks of what they return.
+"""Users' own drafters (`rollout.speculation.drafters`). Owns the import, and the checks of their results.
 
-An engine checks every draft anyway and never takes a token that its target would not have drawn. What is checked here
-only gives a mistake a name: the engine switches off a drafter that raises, with an event that has this message.
+An engine checks every draft anyway, and never takes a token that its target would not have drawn. These checks only
+give a mistake a name: the engine switches off a drafter that raises, with an event that has this message.
 """
 
 from collections.abc import Iterable
@@ -29,7 +29,7 @@ class OwnDrafter(Drafter):
         made = imported(options.function, f"rollout.speculation.drafters, {options.name}")
         try:
             self._own: Drafter = made(slots=slots, max_tokens=max_tokens, **options.arguments)
-        except Exception as error:  # the user's code raises what it likes
+        except Exception as error:  # the user's code may raise anything
             raise self._fault(f"cannot be made with slots and max_tokens: {described(error)}") from error
         if missing := [name for name in _METHODS if not callable(getattr(self._own, name, None))]:
             raise self._fault(
@@ -46,10 +46,10 @@ class OwnDrafter(Drafter):
         self._own.end(slot, tokens, prompt_length, finished)
 
     def propose(self, batch: BatchView, strategy: Strategy) -> Drafts:
-        """See Drafter.propose. Raises OwnCodeError for drafts of another form than it promises."""
+        """See Drafter.propose. Raises OwnCodeError for drafts of another form than specified."""
         try:
             drafts: object = self._own.propose(batch, strategy)
-        except Exception as error:  # the user's code raises what it likes
+        except Exception as error:  # the user's code may raise anything
             raise self._fault(f"raised in propose: {described(error)}") from error
         if not isinstance(drafts, Drafts):
             raise self._fault(f"proposed {type(drafts).__name__}, not Drafts")
@@ -75,7 +75,7 @@ class OwnDrafter(Drafter):
         self._own.remember(prompts, responses)
 
     def save(self, directory: str) -> None:
-        """See Drafter.save; into a folder of its own, which is there."""
+        """See Drafter.save; writes to a separate folder, which exists."""
         own = Path(directory) / self.name
         own.mkdir(parents=True, exist_ok=True)
         self._own.save(str(own))
@@ -83,7 +83,7 @@ class OwnDrafter(Drafter):
             own.rmdir()
 
     def load(self, directory: str) -> None:
-        """See Drafter.load; called only where `save` wrote something."""
+        """See Drafter.load; called only if `save` wrote something."""
         if (own := Path(directory) / self.name).is_dir():
             self._own.load(str(own))
 
@@ -94,14 +94,14 @@ class OwnDrafter(Drafter):
 def build_own(
     options: Iterable[OwnDrafterOptions], wanted: Iterable[str], slots: int, max_tokens: int
 ) -> dict[str, Drafter]:
-    """Those of the user's drafters that are `wanted`, by name, for a history of [slots, max_tokens]. Raises
+    """Make the user's drafters that are `wanted`, by name, for a history of [slots, max_tokens]. Raises
     OwnCodeError."""
     names = set(wanted)
     return {one.name: OwnDrafter(one, slots, max_tokens) for one in options if one.name in names}
 
 
 def try_drafter(name: str, function: str, arguments: dict[str, Any]) -> None:
-    """Make it, and let it draft once for two requests. Raises OwnCodeError."""
+    """Make the drafter, and let it draft once for two requests. Raises OwnCodeError."""
     drafter = OwnDrafter(OwnDrafterOptions(name=name, function=function, arguments=arguments), 4, 64)
     history = np.zeros((4, 64), np.int32)
     history[:2, :8] = np.array([[3, 5, 7, 3, 5, 7, 3, 5], [2, 2, 2, 2, 2, 2, 2, 2]])
@@ -110,13 +110,13 @@ def try_drafter(name: str, function: str, arguments: dict[str, Any]) -> None:
         for slot in range(2):
             drafter.begin(slot, history[slot, :5], history[slot, 5:8])
         batch = _batch(history)
-        if not drafter.needs_hidden:  # there is no target here that would have computed any
+        if not drafter.needs_hidden:  # there is no target here to compute hidden states
             drafter.propose(batch, Strategy(name, 3))
         for slot in range(2):
             drafter.end(slot, history[slot, :8], 5, True)
     except OwnCodeError:
         raise
-    except Exception as error:  # the user's code raises what it likes
+    except Exception as error:  # the user's code may raise anything
         raise OwnCodeError(f"rollout.speculation.drafters, {name}: {function} raised {described(error)}") from error
 
 

@@ -1,6 +1,6 @@
-"""The seam between an engine and what drafts for it. Owns the shapes that cross it; never drafts, never verifies.
+"""The interface between an engine and its drafters. Owns the data types; never drafts, never verifies.
 
-The engine checks everything a drafter returns: a draft can only make a step slower, never change a token.
+The engine checks everything that a drafter returns: a draft can only make a step slower, never change a token.
 """
 
 from abc import ABC, abstractmethod
@@ -21,17 +21,17 @@ Int64Array = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class HiddenRows:
-    """What the target computed at consecutive positions, packed by request: rows as in `contracts.records`.
-    Those of request r are rows offsets[r]:offsets[r+1], for positions lengths[r] - 1 - n .. lengths[r] - 2 (n rows; 0
-    if none is kept). They are row index[t] of the source: nothing is copied before somebody gathers it, so that the
-    index can travel to a GPU with whatever else a drafter uploads."""
+    """Target outputs at consecutive positions, packed by request: rows as in `contracts.records`. Those of request r
+    are rows offsets[r]:offsets[r+1], for positions lengths[r] - 1 - n .. lengths[r] - 2 (n rows; 0 if none is kept).
+    They are rows index[t] of the source. Nothing is copied before it is gathered, so that the index can go to a GPU
+    with a drafter's other uploads."""
 
-    sources: tuple[Tensor, ...]  # each [., width], one behind the other; the target's dtype and device
+    sources: tuple[Tensor, ...]  # each [., width], concatenated; the target's dtype and device
     index: Int64Array  # [T]
     offsets: Int64Array  # [R + 1]
 
     def source(self) -> Tensor:
-        """[., width], of which `index` picks rows."""
+        """Return [., width], from which `index` picks rows."""
         return self.sources[0] if len(self.sources) == 1 else torch.cat(self.sources)
 
     @property
@@ -45,21 +45,21 @@ class HiddenSource(Protocol):
     """Hidden states of the last verified tokens of running requests, kept by the engine."""
 
     def last(self, slots: Int64Array, first_positions: Int64Array) -> HiddenRows:
-        """For each slot the kept states from `first_positions` on; less where fewer are kept, without gaps."""
+        """Return the kept states of each slot from `first_positions` on; fewer if fewer are kept, without gaps."""
 
     def begin(self, slot: int) -> None:
-        """Another request takes `slot`: nothing is kept of it yet."""
+        """Another request takes `slot`, and nothing of it is kept yet."""
         return
 
     def clear(self) -> None:
-        """Nothing is kept of any: the target's weights are others."""
+        """Drop all states, since the target's weights have changed."""
         return
 
 
 @dataclass(frozen=True, slots=True)
 class KVPlaces:
-    """Where a drafter with a KV cache of its own may write: the target's block tables, valid for positions
-    0 .. lengths - 1 of each slot. Blocks of a shared prompt are shared here too."""
+    """Where a drafter with a KV cache of its own may write: the target's block tables, valid for positions 0 to lengths
+    - 1 of each slot. Blocks of a shared prompt are shared here too."""
 
     block_tables: NDArray[np.int32]  # [slots, M], all slots
     block_tokens: int
@@ -67,14 +67,14 @@ class KVPlaces:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchView:
-    """The R requests that decode in this engine step, as read-only arrays. Valid only inside `propose`."""
+    """The R decoding requests of this engine step, as read-only arrays. Valid only inside `propose`."""
 
     request_ids: Int64Array  # [R]
     prompt_ids: Int64Array  # [R]
     slots: Int64Array  # [R], rows of `history`
     history: NDArray[np.int32]  # [slots, max_tokens]; prompt and response of request r: history[slots[r], :lengths[r]]
     lengths: Int64Array  # [R], tokens known (prompt and response)
-    prompt_lengths: Int64Array  # [R], of the prompts that `begin` was told
+    prompt_lengths: Int64Array  # [R], of the prompts passed to `begin`
     # [R]; the token after `lengths[r]` is drawn with noise position lengths - prompt_lengths. With `verification:
     # rejection` they are other keys, for the drafter's own draws.
     noise_keys: Int64Array
@@ -94,16 +94,16 @@ class Drafts:
     """Proposed continuations: request r may continue with tokens[r, :counts[r]], a chain or a tree.
 
     Tree: parents[r, i] < i is the node before node i, -1 the last known token; siblings are distinct. The engine keeps
-    the nodes up to the first unusable one, so the most probable come first.
+    the nodes up to the first unusable one, so put the most probable first.
     """
 
     tokens: Int64Array  # [R, K]
-    counts: Int64Array  # [R], 0 <= counts <= K; 0 is 'nothing to propose'
+    counts: Int64Array  # [R], 0 <= counts <= K; 0: nothing to propose
     parents: Int64Array | None = None  # [R, K]; None: chains
-    # Probability each node was drawn with, over the whole vocabulary, float32 [R, K, V]: only for
-    # `verification: rejection` of sampled chains. None: the tokens were chosen, not sampled (one-hot).
+    # Probabilities that each node was drawn with, over the whole vocabulary, float32 [R, K, V]: only for `verification:
+    # rejection` of sampled chains. None: the tokens were chosen, not sampled (one-hot).
     distributions: Tensor | None = field(default=None)
-    caught_up: bool = False  # the drafter first had to work through text that it had not followed
+    caught_up: bool = False  # the drafter first processed text that it had skipped
 
 
 Replay = Callable[[], None]
@@ -127,14 +127,14 @@ class TargetPasses(Protocol):
     def chain(
         self, copy: Transformer, batch: BatchView, depth: int, *, logits: bool = False
     ) -> tuple[Int64Array, Tensor | None]:
-        """Draws of `copy`, one behind the other, from the last known token on: tokens [R, depth], of request r the
-        first min(room[r], depth), -1 behind; with `logits` what they were drawn from as well, [R, depth, V] of any
-        float dtype on the target's device, -inf where top-k or top-p leave a token out, of no meaning behind counts.
+        """Draw from `copy` token after token, from the last known one on. Returns tokens [R, depth]; request r has the
+        first min(room[r], depth), then -1. With `logits`, also what they were drawn from, [R, depth, V] of any float
+        dtype on the target's device: -inf where top-k or top-p exclude a token, undefined after a request's tokens.
 
-        The draw behind position p has the noise of the batch's keys at the noise position of a target's draw there. K/V
-        of the positions lengths - 1 .. lengths + counts - 2 are written. They are provisional: the target has computed
-        none of those positions, and does so before it reads them. `copy` has the target's configuration; its weights
-        may be changed in place between calls.
+        The draw after position p has the noise of the batch's keys at the noise position of the target's draw there.
+        Writes K/V of the positions lengths - 1 .. lengths + counts - 2. They are provisional: the target computes those
+        positions itself before it reads them. `copy` has the target's configuration; its weights may change in place
+        between calls.
         """
 
     def plan_graphs(

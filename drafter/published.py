@@ -1,9 +1,9 @@
-"""What the config.json of an EAGLE-3 head says, in the forms in which others publish heads. Owns their keys and which
-heads these networks compute; reads no weights and needs no torch.
+"""Read the config.json of published EAGLE-3 heads, in its several forms. Owns their keys, and which heads our networks
+can compute; reads no weights and needs no torch.
 
 Three forms are read: `speculators` (0.9: `speculators_model_type`, the decoder layer in `transformer_layer_config`),
 SpecForge's (`LlamaForCausalLMEagle3`, also written by `paceline export-drafter`) and the EAGLE authors'
-(`LlamaForCausalLM`, one layer, `draft_vocab_size`). Keys that are left out have transformers' defaults.
+(`LlamaForCausalLM`, one layer, `draft_vocab_size`). Missing keys have transformers' defaults.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ Form = Literal["speculators", "specforge"]
 _ARCHITECTURES = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Qwen3ForCausalLM")
 _AUTHORS = "LlamaForCausalLM"
 _IDS = "eagle_aux_hidden_state_layer_ids"
-# transformers 5's, of the two kinds of decoder layers that heads have: `speculators` leaves them out of the file.
+# Defaults of transformers 5 for the two kinds of decoder layers in heads: `speculators` leaves them out of the file.
 _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "llama": {"vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008, "num_attention_heads": 32},
     "qwen3": {
@@ -38,19 +38,19 @@ class EagleWeightsError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadShape:
-    """What an EAGLE-3 head computes beside fusing three layers. Source: speculators 0.9 (its eagle3 model); SpecForge's
-    and the EAGLE authors' heads are special cases."""
+    """The computation of an EAGLE-3 head besides fusing three layers. Source: speculators 0.9 (its eagle3 model); the
+    heads of SpecForge and of the EAGLE authors are special cases."""
 
     block: ModelConfig  # of its decoder layer: own heads, MLP width, biases, norms' eps and RoPE; the target's width
-    draft_vocab: int | None = None  # rows of an LM head of its own; None: it drafts through the target's
+    draft_vocab: int | None = None  # rows of its own LM head; None: it drafts through the target's
     norm_before_residual: bool = False  # the residual stream is the normed feature
-    norm_before_fc: bool = False  # one norm over the three layers together, before they are fused
+    norm_before_fc: bool = False  # one norm over the three layers together, before fusion
     fc_norm: bool = False  # one norm for each of them
-    norm_output: bool = False  # what is fed back is behind the final norm
+    norm_output: bool = False  # the fed-back state is taken after the final norm
 
     @classmethod
     def of(cls, target: ModelConfig) -> "HeadShape":
-        """That of heads made here: a block of the target's kind, and the target's LM head."""
+        """Return the shape of heads made here: a block like the target's, and the target's LM head."""
         return cls(block=target)
 
 
@@ -67,13 +67,13 @@ class PublishedHead:
 
 
 def is_published(found: Mapping[str, Any]) -> bool:
-    """Whether a config.json is a head's in one of the forms of others, readable or not; ours have the key `drafter`."""
+    """Whether a config.json is a published head's, readable or not. Ours have the key `drafter`."""
     return "drafter" not in found and ("speculators_model_type" in found or bool(found.get("architectures")))
 
 
 def read_published(directory: str | Path, target: ModelConfig) -> PublishedHead:
-    """The head in `directory`, for a target of `target`. Raises EagleWeightsError naming file and key: a kind of
-    speculator that is not computed here, or another target's head."""
+    """Read the head in `directory`, for a target of `target`. Raises EagleWeightsError naming file and key, for an
+    unsupported kind of speculator, or another target's head."""
     path = Path(directory) / CONFIG_FILE
     try:
         return _read(path, read_config(path), target)
@@ -126,7 +126,7 @@ def _read(path: Path, found: Mapping[str, Any], target: ModelConfig) -> Publishe
 
 
 def form_of(path: Path, found: Mapping[str, Any]) -> Form:
-    """By the keys of a config.json. Raises EagleWeightsError: no EAGLE-3 head."""
+    """Return the form, by the keys of a config.json. Raises EagleWeightsError if it is no EAGLE-3 head."""
     kind = found.get("speculators_model_type")
     if kind is not None:
         if kind != "eagle3":
@@ -162,7 +162,7 @@ def _block(path: Path, layer: Mapping[str, Any]) -> ModelConfig:
 
 
 def _layers(path: Path, ids: Any, count: int) -> tuple[int, int, int]:
-    """vLLM's id i is the residual stream before layer i, so the output of layer i - 1."""
+    """Return our layers: vLLM's id i is the residual stream before layer i, so the output of layer i - 1."""
     default = ids is None
     ids = [2, count // 2, count - 3] if default else ids
     if not isinstance(ids, list) or len(ids) != 3 or not all(isinstance(one, int) for one in ids):

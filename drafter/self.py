@@ -1,13 +1,13 @@
-"""The self-drafter: the target drafts with a copy of itself in few bits (EfficientRollout, section 4.1, Appendix C).
+"""The self-drafter: the target drafts with a low-bit copy of itself (EfficientRollout, section 4.1, Appendix C).
 
-Owns the copy, and when it is made: at the first draft after the target changed, so that an engine that never drafts
-with it pays nothing. There is nothing to train, to keep or to load: it follows every update by itself, and the sharper
-RL makes a policy, the more often both agree.
+Owns the copy and its refresh. It is made at the first draft after the target changed, so that an engine that never
+drafts with it pays nothing. There is nothing to train, save or load, since it follows every update. The sharper RL
+makes a policy, the more often both agree.
 
-The copy computes over the target's own KV cache (`drafter.protocol.TargetPasses`), and its draws have the noise that
-the target's will have: where logits differ little, so do the tokens, at any temperature. Deviations from the paper: it
-draws independently and verifies by rejection, as this does with `verification: rejection` only; its format is W4A16
-(Marlin), where CPUs multiply in int8 here, W4A8, and GPUs do what is fastest with our kernels (`SelfOptions.on`).
+The copy computes over the target's own KV cache (`drafter.protocol.TargetPasses`). Its draws have the same noise as the
+target's, so where logits differ little, tokens agree at any temperature. Deviations from the paper: it draws
+independently and verifies by rejection, as this does with `verification: rejection` only. Its format is W4A16 (Marlin).
+Here CPUs multiply in int8, W4A8, and GPUs use the fastest format of our kernels (`SelfOptions.on`).
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ class SelfDrafter(Drafter):
     """Drafts chains with a copy of `model` in `form`; also where a strategy names a tree.
 
     `sampled`: drafts come with the distributions they were drawn from, for rejection sampling. Raises ModelConfigError
-    where the groups of the format do not divide the model's matrices.
+    if the groups of the format do not divide the model's matrices.
     """
 
     name = "self"
@@ -59,7 +59,7 @@ class SelfDrafter(Drafter):
             self._target.plan_graphs(self.refresh(), drafts, graph_capture, truncated)
 
     def propose(self, batch: BatchView, strategy: Strategy) -> Drafts:
-        """Chains of min(room, depth) tokens. `caught_up`: the copy had to be made first."""
+        """Draft chains of min(room, depth) tokens. `caught_up`: the copy had to be made first."""
         if self._target is None:
             raise RuntimeError("the engine lends no KV cache")
         was_stale, copy = self._stale, self.refresh()
@@ -69,7 +69,7 @@ class SelfDrafter(Drafter):
         return Drafts(tokens, np.minimum(batch.room, strategy.depth), distributions=drawn_from, caught_up=was_stale)
 
     def refresh(self) -> Transformer:
-        """The copy, made of what the target holds now."""
+        """Return the copy, made from the target's present weights."""
         if self._copy is None:
             self._copy = low_bit_copy(self._model, self._form)
         if self._stale:
@@ -83,7 +83,8 @@ class SelfDrafter(Drafter):
 
 
 def build(options: SpeculationOptions, model: Transformer, engine: object) -> SelfDrafter:
-    """See `drafter.build.build_drafters`. Raises ValueError, naming the key, for what the model or device cannot be."""
+    """See `drafter.build.build_drafters`. Raises ValueError, naming the key, for what the model or device does not
+    allow."""
     if model.low_bit is not None:
         raise ValueError(
             f"rollout.speculation.strategies names self beside rollout.quantization={model.low_bit.name}: a copy in "
@@ -94,8 +95,8 @@ def build(options: SpeculationOptions, model: Transformer, engine: object) -> Se
 
 
 def format_of(options: SelfOptions, model: Transformer) -> LowBitFormat:
-    """What rollout.speculation.self.format means for this model; auto: eight bits where groups do not divide its
-    matrices. Raises ValueError for a format that cannot be, naming the key."""
+    """Return the format of rollout.speculation.self.format for this model. auto: eight bits if groups do not divide its
+    matrices. Raises ValueError, naming the key, for an impossible format."""
     device, key = model.embed_tokens.weight.device.type, "rollout.speculation.self.format"
     name = options.on(device)
     if name is None:
@@ -115,7 +116,7 @@ def format_of(options: SelfOptions, model: Transformer) -> LowBitFormat:
 
 
 def _distributions(logits: Tensor, tokens: NDArray[np.int64], temperatures: NDArray[np.float32]) -> Tensor:
-    """What tokens [R, K] were drawn from, float32 [R, K, V]; at temperature 0 all of it is on the token."""
+    """Return what tokens [R, K] were drawn from, float32 [R, K, V]; one-hot at temperature 0."""
     device = logits.device
     temperature = torch.tensor(temperatures, device=device)[:, None, None]  # a copy: they are read-only
     greedy = temperature == 0

@@ -1,4 +1,4 @@
-"""What the examples that make their own task have in common: a tokenizer of whole words, a small Qwen3, files, options.
+"""Shared code of the examples that make their own task: a tokenizer of whole words, a small Qwen3, files, options.
 
 Same arguments, same bytes; no network. Owns no task.
 """
@@ -39,10 +39,10 @@ MODEL: dict[str, Any] = {
 def word_tokenizer(
     vocabulary: Sequence[str], words: Iterable[str], *, numbers: str = "[0-9]+", max_tokens: int
 ) -> "PreTrainedTokenizerFast":
-    """One token per word; `decode` concatenates, so it returns the encoded text exactly.
+    """Return a tokenizer with one token per word. `decode` concatenates, so it returns the encoded text exactly.
 
-    `vocabulary`: all tokens in the order of their ids, with PAD, EOS and UNK. `words`: those of them that texts are cut
-    into, beside what the expression `numbers` matches.
+    `vocabulary`: all tokens in the order of their ids, with PAD, EOS and UNK. `words`: those into which texts are
+    split, besides matches of the expression `numbers`.
     """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -67,7 +67,7 @@ def _escape(word: str) -> str:
 
 
 def write_model(folder: Path, model: Mapping[str, Any], tokenizer: "PreTrainedTokenizerFast") -> None:
-    """FOLDER/model/{config.json, tokenizer*}: a configuration without weights, which the warm start makes."""
+    """Write FOLDER/model/{config.json, tokenizer*}: a configuration without weights, which the warm start makes."""
     model_dir = folder / "model"
     model_dir.mkdir(parents=True, exist_ok=True)
     tokenizer.save_pretrained(model_dir)
@@ -76,7 +76,7 @@ def write_model(folder: Path, model: Mapping[str, Any], tokenizer: "PreTrainedTo
 
 
 def write_records(folder: Path, files: Mapping[str, Iterable[Mapping[str, Any]]]) -> dict[str, int]:
-    """FOLDER/NAME.jsonl for each; returns how many records each file has."""
+    """Write FOLDER/NAME.jsonl for each. Returns the number of records of each file."""
     counts: dict[str, int] = {}
     for name, records in files.items():
         lines = [json.dumps(record) for record in records]
@@ -86,8 +86,8 @@ def write_records(folder: Path, files: Mapping[str, Iterable[Mapping[str, Any]]]
 
 
 def main(write: Callable[..., dict[str, int]], folder: Path, *, demonstrations: int | None = None) -> None:
-    """The command line of `write`, which takes a folder, a seed and, if there is a default, a number of
-    demonstrations; the rest: defaults."""
+    """Run the command line of `write`, which takes a folder, a seed and, if there is a default, a number of
+    demonstrations. `rest`: defaults."""
     parser = argparse.ArgumentParser(description="Write the files of an example.")
     parser.add_argument("folder", nargs="?", type=Path, default=folder, help="target (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the split and the demonstrations (default: 0)")

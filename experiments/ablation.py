@@ -1,23 +1,23 @@
-"""What is each system worth, and all of them together? `python -m experiments.ablation [KEY=VALUE ...] [--seeds 0 1]`.
+"""The gain of each system, and of all together: `python -m experiments.ablation [KEY=VALUE ...] [--seeds 0 1]`.
 
-Cells: nothing (plain decoding, full precision, as many rollouts of every prompt), half (the same with half as many
-rollouts: what a halved budget gives without any system), tlt, das, efficient_rollout, duet, qarl and everything, on the
-demo and on the task with wide difficulty, by paired seeds. A cell is a system's example
-(`examples/systems`) on the task's data, prompts, lengths and reward, from the warm start of its seed, which all systems
-share. The protocol was written before the first run:
+Cells: nothing (plain decoding, full precision, equal rollouts per prompt), half (the same with half as many rollouts:
+the effect of a halved budget without any system), tlt, das, efficient_rollout, duet, qarl and everything, on the demo
+and on the task with wide difficulty, by paired seeds. A cell is a system's example (`examples/systems`) on the task's
+data, prompts, lengths and reward, from the warm start of its seed, which all systems share. The protocol was written
+before the first run:
 
-- `timed`: one cell is one run of `paceline train`, alone on the machine, as many RL steps as the task's own example
-  has. Seconds are those of RL steps: warm start, the drafter's first fit, evaluations and the program's start are not
-  in them. Seed by seed, in an order that is turned from seed to seed, so that drift of the machine meets all systems
-  alike. Before the first one both precisions are calibrated (`paceline calibrate`), and runs go on with what others
-  before them measured.
-- `learned`: held-out reward after the last RL step on more seeds, by launch.local with one learner thread,
-  for the systems that learn from other tokens than nothing does. The others have its tokens (`same_tokens` in the
-  record says whether their timed runs had).
+- `timed`: one cell is one run of `paceline train`, alone on the machine, with as many RL steps as the task's own
+  example. Seconds are those of RL steps, without warm start, the drafter's first fit, evaluations and the program's
+  start. It goes seed by seed, in an order that rotates with the seed, so that drift of the machine affects all systems
+  alike. Before the first one both precisions are calibrated (`paceline calibrate`), and runs reuse earlier runs'
+  measurements.
+- `learned`: held-out reward after the last RL step on more seeds, by launch.local with one learner thread, for the
+  systems that learn from other tokens than nothing. The others have its tokens (`same_tokens` in the record says
+  whether their timed runs had).
 - Nothing is selected or tuned. A run that ends with an error is in the table.
 
-The journal in `--run-dir` has a line for each cell that is done; what it has is not run again. Each call writes the
-record and the tables, also into docs/results/ablation.md. `--tables`: only that.
+The journal in `--run-dir` has a line for each finished cell, which is not run again. Each call writes the record and
+the tables, also into docs/results/ablation.md. `--tables`: only that.
 """
 
 import fcntl
@@ -41,7 +41,7 @@ from launch.observe.journal import read
 
 Kind = Literal["timed", "learned"]
 EXAMPLES = ROOT / "examples"
-NOTHING = ("rollout.speculation={mode: off}", "drafter={train: false}")  # of the task's own example
+NOTHING = ("rollout.speculation={mode: off}", "drafter={train: false}")  # the task's own example
 SYSTEMS = ("nothing", "half", "tlt", "das", "efficient_rollout", "duet", "qarl", "everything")
 OTHER_TOKENS = ("nothing", "half", "duet", "qarl", "everything")
 TASKS = ("guess_and_check", "long_guess_and_check")
@@ -60,7 +60,7 @@ MEANS |= {"given_up": "abort/given_up_share", "reward": "reward/mean", "length":
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One cell. Plain data: it goes to another process."""
+    """One cell. Plain data, passed to another process."""
 
     kind: Kind
     task: str
@@ -71,7 +71,7 @@ class Run:
 
     @property
     def key(self) -> tuple[str, int, str]:
-        """As the journal has it."""
+        """The key of the journal."""
         return f"{self.kind} {self.task} {self.system}", self.seed, " ".join(self.extra)
 
     @property
@@ -80,7 +80,7 @@ class Run:
         return EXAMPLES / self.task / "config.yaml" if alone else EXAMPLES / f"systems/{self.system}.yaml"
 
     def overrides(self, model: Path) -> list[str]:
-        """Of its configuration, from that warm start."""
+        """Return the overrides of its configuration, from that warm start."""
         task = load_config(EXAMPLES / self.task / "config.yaml").config
         mine = ["warmup=null", f"model.path={model}", f"run.dir={self.run_dir}", f"run.seed={self.seed}", *QUIET]
         mine += NOTHING if self.system in ("nothing", "half") else ()
@@ -92,14 +92,14 @@ class Run:
 
 
 class Journal:
-    """Finished runs, a line of JSON each."""
+    """Finished runs, one line of JSON each."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         path.parent.mkdir(parents=True, exist_ok=True)
 
     def rows(self) -> list[dict[str, Any]]:
-        """The first of each run."""
+        """Return the first row of each run."""
         lines = self._path.read_text(encoding="utf-8").splitlines() if self._path.exists() else []
         found: dict[tuple[str, int, str], dict[str, Any]] = {}
         for row in map(json.loads, lines):
@@ -113,7 +113,7 @@ class Journal:
 
 
 def of_the_task(config: Config) -> Iterator[str]:
-    """KEY=VALUE that carry a task into another configuration; only what its file says."""
+    """Yield the KEY=VALUE of a task's file that move it into another configuration."""
     written = config.model_dump(mode="json", exclude_unset=True)
     for key in OF_THE_TASK:
         value: Any = written
@@ -124,7 +124,7 @@ def of_the_task(config: Config) -> Iterator[str]:
 
 
 def warm_start(task: str, seed: int, run_dir: Path) -> Path:
-    """The initial weights of a task and seed, made now (a minute of one core) or found in `run_dir`."""
+    """Return the initial weights of a task and seed, made now (a minute of one core) or found in `run_dir`."""
     from launch.local import initial_weights
 
     fixed = ["learner.threads=1", f"run.dir={run_dir}", f"run.seed={seed}"]
@@ -132,7 +132,7 @@ def warm_start(task: str, seed: int, run_dir: Path) -> Path:
 
 
 def timed(run: Run, warm: Path) -> dict[str, Any]:
-    """The program, once."""
+    """Run the program once."""
     name = f"{run.task}-{run.system}"
     try:
         found = run_seed(run.seed, run.config, run.run_dir, run.overrides(warm), 600.0, name=name)
@@ -146,7 +146,7 @@ def timed(run: Run, warm: Path) -> dict[str, Any]:
 
 
 def learned(run: Run, warm: Path) -> dict[str, Any]:
-    """The same without the program around it, and without its seconds."""
+    """Do the same without the program around it, and without its seconds."""
     from launch.local import RunRecord, record_run
 
     config, record = load_config(run.config, run.overrides(warm)).config, RunRecord()
@@ -163,14 +163,14 @@ def row_of(run: Run) -> dict[str, Any]:
 
 
 def means(steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Of the RL steps: sums, and means over those that have it."""
+    """Return sums over the RL steps, and means over those that have the value."""
     sums = {key: sum(row.get(name, 0.0) for row in steps) for key, name in SUMMED.items()}
     of = {key: [row[name] for row in steps if name in row] for key, name in MEANS.items()}
     return {"steps": len(steps)} | sums | {key: fmean(values) for key, values in of.items() if values}
 
 
 def calibrate(run_dir: Path) -> None:
-    """What steps and drafts cost in both precisions, where no run has found it out yet."""
+    """Calibrate steps and drafts in both precisions, unless an earlier run has."""
     for precision in ("none", "w8a8"):
         done = run_dir / f"calibrated-{precision}"
         if done.exists():
@@ -185,7 +185,7 @@ def calibrate(run_dir: Path) -> None:
 
 
 def in_order(tasks: Sequence[str], systems: Sequence[str], seeds: Sequence[int]) -> Iterator[tuple[str, str, int]]:
-    """Task, system, seed: complete pairs early, and another system first for every task and seed."""
+    """Yield task, system, seed: complete pairs early, starting with another system for every task and seed."""
     for turn, (seed, task) in enumerate((seed, task) for seed in seeds for task in tasks):
         at = 3 * turn % len(systems)
         for system in (*systems[at:], *systems[:at]):
@@ -220,7 +220,7 @@ def main(
 
 
 def make_all(runs: Sequence[Run], journal: Journal, folder: Path, processes: int) -> None:
-    """Make these; a line for each that has ended."""
+    """Run these cells. Writes a journal line for each that has ended."""
     warm = {(run.task, run.seed): (run.task, run.seed, folder) for run in runs}
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn"), initializer=one_thread) as pool:
         models = {key: pool.submit(warm_start, *where) for key, where in warm.items()}
@@ -249,7 +249,7 @@ def one_thread() -> None:
 
 
 def same_tokens(rows: Sequence[Mapping[str, Any]]) -> dict[str, bool]:
-    """By task and system that changes no token: whether its timed runs drew as many as nothing's, and ended with its
+    """Return, by task and lossless system, whether its timed runs drew as many tokens as nothing's, and ended with its
     reward, on every seed."""
     timed_rows = {(r["task"], r["system"], r["seed"]): r for r in rows if r["kind"] == "timed" and "error" not in r}
     found: dict[str, bool] = {}

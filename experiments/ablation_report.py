@@ -1,6 +1,6 @@
 """The tables of `experiments.ablation`'s record, and the page that shows them.
 
-Owns `experiments/results/ablation.md` and what stands between `<!-- experiments.ablation: begin -->` and its end in
+Owns `experiments/results/ablation.md` and the text between `<!-- experiments.ablation: begin -->` and its end in
 docs/results/ablation.md. Measures nothing.
 """
 
@@ -35,7 +35,7 @@ Row = Mapping[str, Any]
 
 
 def write_pages(record: Path) -> str:
-    """Write them from the record, and return the whole table. Only results/ablation.json has a page."""
+    """Write the pages from the record, and return the whole table. Only results/ablation.json has a page."""
     found = load(record)
     text = table(found["runs"], found["same_tokens"], found["machine"])
     record.with_suffix(".md").write_text(f"# Each system, and all together\n\n{text}\n", encoding="utf-8")
@@ -47,7 +47,7 @@ def write_pages(record: Path) -> str:
 def table(
     runs: Sequence[Row], same_tokens: Mapping[str, bool], machine: Row, systems: Sequence[str] = tuple(NAMES)
 ) -> str:
-    """Markdown: a line per task and system, and what it is of."""
+    """Render Markdown: a line per task and system, and the basis of each."""
     good = [row for row in runs if "error" not in row]
     failed = [f"{row['cell']}, seed {row['seed']}" for row in runs if "error" in row]
     lines = []
@@ -98,7 +98,8 @@ def _line(task: str, system: str, rows: Sequence[Row], same: bool) -> list[str]:
 
 
 def _reward(rows: Sequence[Row], system: str, same: bool) -> tuple[str, str]:
-    """After RL, and paired against nothing: of learned rows where there are some, else of timed ones."""
+    """Return the reward after RL, alone and paired against nothing: from learned rows if there are any, else timed
+    ones."""
     kind = "learned" if any(row["kind"] == "learned" for row in rows) else "timed"
     base = _by_seed(rows, kind, "nothing")
     if same:

@@ -1,11 +1,11 @@
-"""How much early text stands, by the age of its weights and by position: `python -m experiments.lookahead CONFIG`.
+"""Correctness of early text by the age of its weights and by position: `python -m experiments.lookahead CONFIG`.
 
-Owns `results/lookahead.json`. A run in one process; before every RL step its requests are sampled with the present
-weights and with those of 1, 2 and 3 updates before, under the same noise, as idle workers would
-(`rollout.lookahead`). Reported of each age: responses that stand whole, tokens before the first difference, the same of
-the longest tenth, and how many of the responses that are longer than P tokens agree over the first P. Then the present
-engine gets the text of the last update to check: engine steps beside those without it. Counts and shares, no seconds:
-a busy machine gives the same. First `paceline warmup CONFIG`, or the warm start's minutes are added.
+Owns `results/lookahead.json`. A run in one process. Before every RL step its requests are sampled with the present
+weights and with those of 1, 2 and 3 updates before. The noise is the same, as with idle workers (`rollout.lookahead`).
+Reported for each age: responses that are right as a whole, tokens before the first difference, the same for the longest
+tenth, and how many of the responses longer than P tokens agree over the first P. Then the present engine checks the
+text of the last update: engine steps with and without it. Counts and shares, no seconds, so a busy machine gives the
+same. First run `paceline warmup CONFIG`, or the warm start adds minutes.
 """
 
 import sys
@@ -67,7 +67,7 @@ class Standing:
 
 
 def replayed(config: Config, steps: int) -> Mapping[str, Any]:
-    """Of a run of so many RL steps."""
+    """Return the results of a run of `steps` RL steps."""
     initial = initial_weights(config)
     standing = {age: Standing() for age in AGES}
     counts = {"plain": 0, "checked": 0, "tokens": 0}
@@ -101,13 +101,13 @@ def replayed(config: Config, steps: int) -> Mapping[str, Any]:
 
 
 def snapshot(job: Job) -> Snapshot:
-    """The learner's weights now."""
+    """Return the learner's present weights."""
     manifest, buffer = job.learner.publish(job.steps_done)
     return manifest, np.array(buffer, np.uint8, copy=True)
 
 
 def coming(job: Job) -> Sequence[Request]:
-    """The requests of the next RL step, as a worker would get them."""
+    """Return the requests of the next RL step, as a worker would get them."""
     early = EarlySampling()
     ahead = Lookahead(early=early, config=job.config, prompts=job.prompts, sampling=job.sampling, stop=job.stop)
     ahead.plan(job.order, job.lengths, 0)
@@ -116,7 +116,7 @@ def coming(job: Job) -> Sequence[Request]:
 
 
 class Counting:
-    """An engine, and how many steps it takes."""
+    """An engine that counts its steps."""
 
     def __init__(self, config: Config, initial: Path) -> None:
         self._steps = 0
@@ -126,7 +126,7 @@ class Counting:
         self._steps += 1
 
     def sample(self, weights: Snapshot, requests: Sequence[Request]) -> tuple[dict[int, Rollout], int]:
-        """Their responses under those weights, and the engine steps."""
+        """Return the responses under those weights, and the number of engine steps."""
         self._steps = 0
         self._engine.update_weights(*weights)
         return self._engine.generate(requests), self._steps

@@ -1,6 +1,6 @@
 """The table of `experiments.paced_run`'s record, and the page that shows it. Measures nothing.
 
-Owns `experiments/results/paced_run.md` and what stands between `<!-- experiments.paced_run: begin -->` and its end in
+Owns `experiments/results/paced_run.md` and the text between `<!-- experiments.paced_run: begin -->` and its end in
 docs/results/paced.md.
 """
 
@@ -12,9 +12,9 @@ from typing import Any
 
 from benchmarks.harness import ROOT, interval, load, markdown, replace_block
 
-MOST_LATE = 0.05  # of a run's parts; with more it is void
-FIRST = 3  # RL steps that are shown by themselves
-WARM = 1  # RL steps that ratios leave out
+MOST_LATE = 0.05  # share of a run's parts; a run with more is void
+FIRST = 3  # RL steps shown individually
+WARM = 1  # RL steps excluded from ratios
 PAGE = ROOT / "docs/results/paced.md"
 NAMES = {
     "off": "plain decoding",
@@ -34,7 +34,7 @@ NAMES = {
     "rounds": "[rounds by length](../concepts/rounds.md), no drafts",
     "das-rounds": "DAS and rounds by length",
 }
-REORDERED = ("rounds", "das-rounds")  # other tokens in each RL step: sums over all of them are compared
+REORDERED = ("rounds", "das-rounds")  # other tokens in each RL step, so sums over all of them are compared
 HEAD = (
     "arm | seeds | rollout, times faster | RL step, times faster | first RL steps | accept length | "
     "saved, said | saved, measured | late"
@@ -43,7 +43,7 @@ Row = Mapping[str, Any]
 
 
 def write_pages(record: Path) -> str:
-    """Write them from the record, and return the table. Only results/paced_run.json has a page."""
+    """Write the pages from the record, and return the table. Only results/paced_run.json has a page."""
     found = load(record)
     text = table(found["runs"], found["settings"], found["machine"])
     record.with_suffix(".md").write_text(f"# Paced runs\n\n{text}\n", encoding="utf-8")
@@ -53,7 +53,7 @@ def write_pages(record: Path) -> str:
 
 
 def table(runs: Sequence[Row], settings: Row, machine: Row) -> str:
-    """Markdown: a line per arm, over its seeds, and what it is of."""
+    """Render Markdown: a line per arm, over its seeds, and its basis."""
     valid = {(row["arm"], row["seed"]): row for row in runs if is_valid(row)}
     arms = [name for name in NAMES if any(row["arm"] == name for row in runs)]
     lines = [line for name in arms if (line := _line(name, valid)) is not None]
@@ -79,7 +79,7 @@ def is_late(row: Row) -> bool:
 
 
 def is_valid(row: Row) -> bool:
-    """In time, and with plain decoding's tokens."""
+    """Whether it was in time, and has plain decoding's tokens."""
     return not is_late(row) and row["differs"] is None
 
 
@@ -110,7 +110,7 @@ def _line(arm: str, valid: Mapping[tuple[str, int], Row]) -> list[str] | None:
 
 
 def _ratio(pairs: Sequence[tuple[Row, Row]], key: str, *, whole: bool) -> str:
-    """`whole`: of sums over all RL steps of a seed, else of each."""
+    """Return the ratio. `whole`: of sums over all RL steps of a seed, else of each step."""
     if whole:
         sums = sorted(sum(off[key]) / sum(row[key]) for off, row in pairs)
         return f"{fmean(sums):.2f} ({sums[0]:.2f} to {sums[-1]:.2f}) of sums"

@@ -1,23 +1,23 @@
-"""What are the drafters worth at a GPU's costs? The real product, each part as long as it lasts there.
+"""The gain of the drafters at a GPU's costs: the real product, with each part paced to its time on the device.
 
     python -m experiments.paced_run --device A100 --share 0.7 --scale 4 --arms off ngram suffix default das
 
 Every arm is one run of the product (`launch.run.train`) on the demo: real tokens, drafters, scheduling and training.
 Engine passes, drafts, micro-steps of the drafter's trainer, updates of the learner and new weights last as long as on
 the device (`experiments.pacing`), times `scale`: the work is done, and the rest of the time is slept. Retrieval
-drafters take their own time, times `scale`. So this shows the machinery at the device's costs with the demo's text; it
-forecasts no acceptance of a 7B model's text.
+drafters take their own time, times `scale`. So this measures the machinery at the device's costs with the demo's text;
+it predicts no acceptance for a 7B model's text.
 
-- The learner is priced so that plain decoding takes `share` of rollout and update together: a pilot of two RL steps
-  without drafts gives the rollout's seconds per token.
-- All arms of a seed must have the same tokens and losses, but for those with rounds by length, which learn from the
-  prompts of an epoch in another order: give them whole epochs, whose sums are compared.
+- The learner is priced so that plain decoding takes the share `share` of rollout and update together. A pilot of two RL
+  steps without drafts gives the rollout's seconds per token.
+- All arms of a seed must have the same tokens and losses, except those with rounds by length. These train on an epoch's
+  prompts in another order, so use whole epochs, whose sums are compared.
 - Each arm begins cold: no calibration, no drafter but the one fitted offline to the warm start.
-- Parts that took this machine longer than their pace are late. A run with more than 5 % late is void and stands in the
-  table as such.
+- Parts that took this machine longer than their pace are late. A run with more than 5 % late parts is void, and marked
+  so in the table.
 - Ratios are paired by RL step against plain decoding, RL steps from 2 on: medians, bootstrap 95 % intervals.
 
-One call makes what the journal in --run-dir lacks; `--tables` only writes the record and the pages.
+One call runs what the journal in --run-dir lacks; `--tables` only writes the record and the pages.
 """
 
 import json
@@ -49,7 +49,7 @@ TALLIES = "paced"  # in a run's folder
 ROUNDS = "rollout.rounds.factor=1.5", "rollout.rounds.quantile=0.67"
 _UNTRAINED = "drafter={train: false}"
 _EAGLE = '["eagle:4", "eagle:2", "eagle:8", "eagle:4x3/12", plain]'
-# Arm: its configuration and what it changes there.
+# Arm: its configuration and changes.
 ARMS: dict[str, tuple[str, tuple[str, ...]]] = {
     "off": (f"{TASK}/config.yaml", NOTHING),
     "ngram": (
@@ -82,7 +82,7 @@ SUMMED = {"rollout_s": "seconds/rollout", "rl_s": "seconds/step", "learn_s": "se
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What all arms of a call have in common. Plain data: it goes to another process."""
+    """The common setting of all arms of a call. Plain data, passed to another process."""
 
     device: DeviceName
     model: str
@@ -98,14 +98,15 @@ class Setting:
 
     @property
     def key(self) -> str:
-        """As the journal has it."""
+        """The key of the journal."""
         numbers = f"share {self.share:g}, scale {self.scale:g}, context {self.context_scale:g}"
         apart = "" if self.layout == "embedded" else f"{self.layout}, "
         task = "" if self.task == TASK else f"{self.task}, "
         return f"{self.device} {self.model}, {numbers}, {self.workers} workers, {apart}{task}{' '.join(self.extra)}"
 
     def places(self) -> tuple[str, ...]:
-        """In the layout, all on this machine: workers and learner take shares of its cores, and no GPUs."""
+        """The resources of the layout, all on this machine: workers and learner take shares of its cores,
+        and no GPUs."""
         if self.layout == "embedded":
             return ()
         share = 0.9 * (os.cpu_count() or 1) / (self.workers + 1)
@@ -129,7 +130,7 @@ class Setting:
 
 
 def configuration(setting: Setting, arm: str, seed: int, warm: Path, name: str) -> tuple[Config, str]:
-    """Of an arm, from that warm start; and the arguments that reproduce it."""
+    """Return the configuration of an arm, from that warm start, and the arguments that reproduce it."""
     file, changes = ARMS[arm]
     path = ROOT / "examples" / file
     mine = [
@@ -150,7 +151,7 @@ def configuration(setting: Setting, arm: str, seed: int, warm: Path, name: str) 
 
 
 def fitted(setting: Setting, seed: int, warm: Path) -> Path:
-    """The drafter that eagle-trained and default begin with. SystemExit where neither has run."""
+    """Return the initial drafter of eagle-trained and default. SystemExit if neither has run."""
     config, _ = configuration(setting, "eagle-trained", seed, warm, "eagle-trained")
     folder = fitted_folder(config, warm)
     if folder is None or not folder.is_dir():
@@ -159,7 +160,7 @@ def fitted(setting: Setting, seed: int, warm: Path) -> Path:
 
 
 def run_arm(setting: Setting, arm: str, seed: int, warm: Path, learner_token_s: float, name: str) -> None:
-    """The product, once, in a process of its own. Raises RuntimeError where it ends with an error."""
+    """Run the product once, in a separate process. Raises RuntimeError if it ends with an error."""
     folder = setting.run_dir / name
     shutil.rmtree(folder, ignore_errors=True)
     context = get_context("spawn")
@@ -188,7 +189,7 @@ def steps_of(folder: Path) -> list[dict[str, Any]]:
 
 
 def pilot(setting: Setting, seed: int, warm: Path) -> float:
-    """Seconds of the device per response token that the learner takes at this share."""
+    """Return the device's seconds per response token that the learner takes at this share."""
     run_arm(replace(setting, steps=PILOT_STEPS), "off", seed, warm, 0.0, "pilot")
     steps = steps_of(setting.run_dir / "pilot")
     per_token = sum(step["seconds/rollout"] for step in steps) / sum(step["tokens/generated"] for step in steps)
@@ -196,7 +197,7 @@ def pilot(setting: Setting, seed: int, warm: Path) -> float:
 
 
 def row_of(setting: Setting, arm: str, seed: int, folder: Path, learner_token_s: float) -> dict[str, Any]:
-    """What the run says, per RL step, and its tallies."""
+    """Return the run's results per RL step, and its tallies."""
     steps = steps_of(folder)
     tallies = read_tallies(folder / TALLIES)
     count, late = (sum(getattr(tally, name) for tally in tallies.values()) for name in ("count", "late"))
@@ -226,7 +227,7 @@ def row_of(setting: Setting, arm: str, seed: int, folder: Path, learner_token_s:
 
 
 def _strategies(folder: Path) -> dict[str, float]:
-    """Seconds by drafter."""
+    """Return the seconds by drafter."""
     total: dict[str, float] = {}
     for record in read(folder / "speculation.jsonl") if (folder / "speculation.jsonl").exists() else []:
         for name, use in record["strategies"].items():
@@ -236,27 +237,27 @@ def _strategies(folder: Path) -> dict[str, float]:
 
 
 def missing(setting: Setting, arms: Sequence[str], seeds: Sequence[int], journal: Path) -> Iterator[tuple[str, int]]:
-    """Seed by seed, plain decoding first: the others are compared with it."""
+    """Yield missing runs seed by seed, starting with plain decoding, since the others are compared with it."""
     done = {(row["arm"], row["seed"]) for row in rows_of(setting, journal)}
     for seed in seeds:
         yield from ((arm, seed) for arm in sorted(arms, key=list(ARMS).index) if (arm, seed) not in done)
 
 
 def rows_of(setting: Setting, journal: Path) -> list[dict[str, Any]]:
-    """The last of each of its runs: one that was void may be made again."""
+    """Return the last row of each of its runs: a void one may be repeated."""
     lines = journal.read_text(encoding="utf-8").splitlines() if journal.exists() else []
     rows = [row for row in map(json.loads, lines) if row["setting"] == setting.key]
     return list({(row["arm"], row["seed"]): row for row in rows}.values())
 
 
 def learner_price(setting: Setting, seed: int, warm: Path, journal: Path) -> float:
-    """By the pilot, once for all arms and seeds."""
+    """Return the learner's price from the pilot, which runs once for all arms and seeds."""
     known = [row["learner_token_s"] for row in rows_of(setting, journal)]
     return known[0] if known else pilot(setting, seed, warm)
 
 
 def prices(setting: Setting) -> dict[str, Any]:
-    """Of the device, for the record."""
+    """Return the device's prices, for the record."""
     pace = setting.pace(setting.run_dir, 0.0)
     levels = {name: level.model_dump() for name, level in pace.levels.items()}
     return asdict(pace) | {"target": pace.target.model_dump(), "levels": levels, "tally_dir": ""}

@@ -1,9 +1,9 @@
-"""Paces of GPUs: what a pass, a draft, a micro-step and a hand-over of a 7B model take on an A100 or an H100.
+"""Paces of GPUs: the time of a 7B model's pass, draft, micro-step and hand-over on an A100 or an H100.
 
 The A100's passes and self-drafts are the two-stage fit to EfficientRollout's sweep of Qwen2.5-7B
-(benchmarks/results/roofline_sweep.json: its engine, a copy in four bits). Everything else is `policies.roofline`: for
-the H100 passes, the W8A8 copy that the product makes there, EAGLE's levels on both. Rooflines are fitted to its grid,
-since an engine asks once per pass. Owns these choices; measures nothing.
+(benchmarks/results/roofline_sweep.json: its engine, a copy in four bits). The rest is from `policies.roofline`: for the
+H100 passes and the W8A8 copy that the product makes there; EAGLE's levels on both. Rooflines are fitted to its grid,
+since an engine queries one per pass. Owns these choices; measures nothing.
 """
 
 import json
@@ -27,11 +27,11 @@ from policies.roofline.timing import DEFAULT, SWEEP, DeviceRates, step_time, tim
 
 DeviceName = Literal["A100", "H100"]
 SWEEP_RECORD = ROOT / "benchmarks/results/roofline_sweep.json"
-CONTEXT_SCALE = 20.0  # so that 200 tokens stand for 4,000
+CONTEXT_SCALE = 20.0  # so that 200 tokens represent 4,000
 _REQUESTS = (1, 2, 4, 8, 16, 32, 64, 128)
 _ROWS = (1, 3, 6, 11, 17)  # per request: plain decoding, and verifications
 _CONTEXTS = (300, 1000, 2000, 4000)
-_LEVELS = 6  # of the drafts that a level's price is taken from
+_LEVELS = 6  # depth of the drafts from which a level's price is taken
 
 
 def pace_of(
@@ -43,7 +43,8 @@ def pace_of(
     learner_token_s: float = 0.0,
     tally_dir: str = "",
 ) -> Pace:
-    """Qwen2.5 of that size on `device`. `learner_token_s`: seconds there of an RL step's update, per response token.
+    """Return the pace of Qwen2.5 of that size on `device`. `learner_token_s`: seconds there of an RL step's update, per
+    response token.
 
     Raises ValueError for a model on the A100 that its sweep did not have.
     """
@@ -73,14 +74,14 @@ def pace_of(
 
 
 def sweep_fit() -> TwoStage:
-    """The fit to the A100's sweep."""
+    """Return the fit to the A100's sweep."""
     sweep = json.loads(SWEEP_RECORD.read_text(encoding="utf-8"))["sweeps"][0]
     return TwoStage(work=Work(**sweep["work"]), **sweep["fitted"])
 
 
 def micro_step_s(net: Network, gpu: Device) -> float:
-    """Of the drafter's trainer, by default options: forward and backward of its layer and of what fuses its inputs, 6
-    flops per weight and token, and of the target's head, which is not trained, 4."""
+    """Return the seconds of a micro-step of the drafter's trainer with default options. Forward and backward of its
+    layer and its input fusion take 6 flops per weight and token; the target's head, which is not trained, takes 4."""
     own = net.layer_parameters + 2 * net.hidden_size**2
     flops = 6.0 * own + 4.0 * net.embedding_parameters
     return DrafterOptions().micro_step_tokens * flops / (MFU * gpu.bf16_flops_s)
@@ -95,7 +96,7 @@ def _passes(net: Network, gpu: Device, rates: DeviceRates) -> Iterator[MeasuredP
 
 
 def _level(drafter: str, net: Network, gpu: Device, rates: DeviceRates, form: LowBitFormat | None = None) -> Roofline:
-    """One token drafted for every request, without the step's host work: that is the pass's."""
+    """Return the cost of one drafted token per request, without the step's host work, which counts with the pass."""
 
     def levels() -> Iterable[MeasuredPass]:
         for requests in _REQUESTS:

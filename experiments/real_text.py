@@ -1,4 +1,4 @@
-"""Drafters on real text: SmolLM2 thinks aloud, and n-grams, a suffix index, EAGLE, EAGLE-3 and copies of it draft.
+"""Drafters on real text: SmolLM2 thinks aloud; n-grams, a suffix index, EAGLE, EAGLE-3 and copies of it draft.
 
     python -m examples.smollm_think.make_data                      # once: the problems
     paceline warmup examples/smollm_think/config.yaml              # once: the model before RL
@@ -6,17 +6,17 @@
     python -m experiments.real_text --dtype bfloat16 --quantization w8a8 --out experiments/results/real_text_w8a8.json
 
 Requests are the task's training prompts at its temperature with their natural lengths, batch invariant as in RL on a
-CPU, decoded together until the last has ended; waves of other prompts follow. EAGLE and EAGLE-3 (--fitted: HASS and
-OSD too) are fitted offline for the same time to rollouts of the held-out prompts, as `paceline warmup-drafter` does;
---eagle adds weights that a run has trained. Nothing was decoded before, as in a first run without calibration;
-`warm`: retrieval knows one earlier epoch of the same prompts (other noise), and the chooser has decoded them. Runs
-alternate with plain decoding; a speed-up is the mean time of the plain runs around a run over its own. Every run must
-draw the tokens of plain decoding in the target's precision. Beside another precision than float32 the same requests
-are decoded plainly in float32 in every turn too (`over_float32`: tokens per second over that; the tokens are then
-others). A target in few bits has no copies in few bits. A copy of the target is made before its run's time begins
-(`prep_s`), but for the adaptive ones: their time has it.
+CPU, decoded together until the last has ended; waves of other prompts follow. EAGLE and EAGLE-3 (--fitted: HASS and OSD
+too) are fitted offline for the same time to rollouts of the held-out prompts, like `paceline warmup-drafter`; --eagle
+adds weights that a run has trained. Nothing was decoded before, as in a first run without calibration. `warm`:
+retrieval knows one earlier epoch of the same prompts (other noise), and the chooser has decoded them. Runs alternate
+with plain decoding; a speed-up is the mean time of the plain runs around a run over its own. Every run must draw the
+tokens of plain decoding in the target's precision. With another precision than float32 the same requests are also
+decoded plainly in float32 in every turn (`over_float32`: tokens per second relative to that; the tokens then differ). A
+low-bit target has no low-bit copies. A copy of the target is made before its run's time begins (`prep_s`), except for
+the adaptive ones, whose time includes it.
 
-About 15 minutes on two quiet cores. TLT's and EfficientRollout's figures stand beside ours; they are of other models.
+About 15 minutes on two quiet cores. TLT's and EfficientRollout's figures, which are of other models, are shown too.
 """
 
 import sys
@@ -57,7 +57,7 @@ from policies.speculation.policy import StrategyPolicy
 CONFIG = ROOT / "examples/smollm_think/config.yaml"
 FITTED: tuple[Algorithm, ...] = ("eagle", "eagle3")
 BATCHES = (1, 4, 16)
-# What papers say of their models on GPUs: accept length, speed-up of decoding.
+# Papers' figures for their models on GPUs: accept length, speed-up of decoding.
 PAPERS = {
     "eagle": "TLT Table 7 (Qwen2.5-7B, H100): 6.53, 2.24x",
     "hass": "TLT Table 7: 6.67, 2.29x",
@@ -101,7 +101,7 @@ def contenders(weights: Mapping[str, Path], formats: Sequence[str]) -> list[Cont
 
 
 def load(directory: Path, dtype: str = "float32", quantization: Quantization = "none") -> Target:
-    """The target as RL begins with it."""
+    """Load the target with which RL begins."""
     low_bit = low_bit_format(quantization, "cpu")
     model = load_model(directory, dtype=getattr(torch, dtype), batch_invariant=True, low_bit=low_bit)
     precision = dtype if low_bit is None else f"{quantization}, rest {dtype}"
@@ -109,7 +109,7 @@ def load(directory: Path, dtype: str = "float32", quantization: Quantization = "
 
 
 def load_tasks(config: Config, directory: Path) -> tuple[Task, Task]:
-    """The training prompts and the held-out ones."""
+    """Return the training prompts and the held-out ones."""
     tokenizer = load_tokenizer(str(directory))
     stop, longest = stop_tokens_of(config, tokenizer), config.rollout.sampling.max_new_tokens
     tasks = [
@@ -120,13 +120,13 @@ def load_tasks(config: Config, directory: Path) -> tuple[Task, Task]:
 
 
 def fit_for(seconds: float, algorithm: Algorithm, target: Target, history: History, folder: Path) -> dict[str, Any]:
-    """An EAGLE head of that kind, saved to `folder`."""
+    """Fit an EAGLE head of that kind and save it to `folder`."""
     trainer = DrafterTrainer(
         TargetHead.of(target.model, 0), DrafterOptions(algorithm=algorithm, learning_rate=1e-3, micro_step_tokens=1024)
     )
     layers = getattr(trainer.model, "layers", ()) if algorithm == "eagle3" else ()
     records = TargetRecords(target.model, *history, layers=layers)
-    records.take(range(len(records.tokens)))  # made before the time begins
+    records.take(range(len(records.tokens)))  # made before the timed part
     start_s, last = time.monotonic(), list[Any]()
     for progress in fit(trainer, records, PlateauRule(every=20)):
         if progress is not None:
@@ -151,8 +151,8 @@ def measure(
     temperature: float,
     base: Target | None = None,
 ) -> dict[str, Any]:
-    """Every contender at so many requests, in turns with plain decoding and, if it is given, with that of `base`, the
-    same model in float32."""
+    """Measure every contender at `requests` requests, in turns with plain decoding and, if given, with that of `base`,
+    the same model in float32."""
     together = waves(task, max(requests // batch, 1), batch, MEASURED_EPOCH, temperature)
     reference = decode(target, together)
     engine = rollouts.options_of(together)
@@ -202,7 +202,7 @@ def measure(
 
 
 def over(runs: Sequence[Run], exact: Sequence[Run]) -> dict[str, float]:
-    """Tokens per second of the runs over those of float32's in the same turns: median and interval."""
+    """Return tokens per second of the runs over those of float32's in the same turns: median and interval."""
     return interval([(a.tokens / a.seconds) / (b.tokens / b.seconds) for a, b in zip(runs, exact, strict=True)])
 
 

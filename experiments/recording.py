@@ -1,11 +1,11 @@
-"""What recording hidden states costs the engine's step: `python -m experiments.recording`.
+"""The cost of recording hidden states, per engine step: `python -m experiments.recording`.
 
-Owns `results/recording.json`. Two engines decode the same requests of the demo's long-tailed lengths in lockstep, one
-of them recording every sequence: the most that any budget allows. They take turns by blocks of `CHUNK_STEPS` steps,
-each with one chunk picked, and a ratio is of two blocks of equal work; medians over blocks with 95 % bootstrap
-intervals. Fresh weights: a step does not depend on them. `with_eagle` is the step that keeps the last states for an
-EAGLE drafter anyway, whose rows recording shares; `fused3` also records three layers, as EAGLE-3 needs. A last part
-decodes RL steps under a budget of a third of what they have, and says what was delivered of it.
+Owns `results/recording.json`. Two engines decode the same requests of the demo's long-tailed lengths in lockstep. One
+records every sequence, the most that any budget allows. They take turns by blocks of `CHUNK_STEPS` steps, each with one
+chunk picked, and a ratio is of two blocks of equal work: medians over blocks with 95 % bootstrap intervals. Weights are
+fresh, since a step does not depend on them. `with_eagle` is the step that keeps the last states for an EAGLE drafter
+anyway, whose rows recording shares. `fused3` also records three layers, as EAGLE-3 needs. A last part decodes RL steps
+under a budget of a third of their tokens, and reports the delivered share.
 """
 
 import json
@@ -48,7 +48,7 @@ def long_tailed(count: int, seed: int = 0) -> list[Request]:
 
 @dataclass(slots=True)
 class Delivered:
-    """What was recorded. Never the states: a worker hands them on at once, and their memory is used again."""
+    """Counts of what was recorded, without the states: a worker passes them on at once, and their memory is reused."""
 
     seconds: float = 0.0
     sequences: int = 0
@@ -65,7 +65,7 @@ class Delivered:
 
 
 def blocks(engine: NativeEngine, delivered: Delivered) -> Iterator[float]:
-    """Seconds of every `CHUNK_STEPS` steps, while it has work for all of them."""
+    """Yield the seconds of every `CHUNK_STEPS` steps, while there is work for all of them."""
     while True:
         start_s = perf_counter()
         for _ in range(CHUNK_STEPS):
@@ -77,10 +77,10 @@ def blocks(engine: NativeEngine, delivered: Delivered) -> Iterator[float]:
 
 
 def compare(model: Transformer, batch: int, layers: tuple[int, ...], steps: int) -> dict[str, Any]:
-    """On against off, over about `steps` engine steps of `batch` requests."""
+    """Compare on and off, over about `steps` engine steps of `batch` requests."""
     requests = long_tailed(2 + 2 * batch * steps // 60)
     options = EngineOptions(max_running=batch)
-    # The engine on the right records layers, which the fused forward does not do: what it costs is in the ratio.
+    # The right engine records layers, which the fused forward does not support; that cost is in the ratio.
     off = NativeEngine(model, options)
     on = NativeEngine(model, options, recording_bytes=EVERYTHING, recorded_layers=layers)
     recording = NativeEngine(model, options, recorded_layers=layers) if layers else None
@@ -109,7 +109,7 @@ def compare(model: Transformer, batch: int, layers: tuple[int, ...], steps: int)
 
 
 def budget(model: Transformer) -> dict[str, Any]:
-    """RL steps of equal prompts under a budget of a third of what the first one has."""
+    """Run RL steps of equal prompts under a budget of a third of the first one's tokens."""
     whole = NativeEngine(model, EngineOptions(max_running=32), recording_bytes=EVERYTHING)
     demand = sum(event.bytes for event in drain(whole, long_tailed(BUDGET_REQUESTS)))
     limit = demand // 3
@@ -143,7 +143,7 @@ def drain(engine: NativeEngine, requests: list[Request]) -> list[Recorded]:
 
 
 def steps_within(model: Transformer, batch: int, seconds: float) -> int:
-    """A multiple of `CHUNK_STEPS` between 4 and 60 of them, that takes about so long."""
+    """Return a multiple of `CHUNK_STEPS`, between 4 and 60 of them, that takes about `seconds`."""
     engine = NativeEngine(model, EngineOptions(max_running=batch))
     engine.submit(long_tailed(4 * batch))
     start_s = perf_counter()

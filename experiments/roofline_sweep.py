@@ -2,8 +2,8 @@
 
     python -m experiments.roofline_sweep --sweep FILE [--model-config config.json] [--lengths 3 7 15] [--most 32]
 
-FILE has the columns of EfficientRollout's published sweeps (benchmarks/tools/decode_sweep.py), of one model or several.
-Fits to the draft lengths and batch sizes given, or to a split of the file's own, and scores what was held out; then
+FILE has the columns of EfficientRollout's published sweeps (benchmarks/tools/decode_sweep.py), for one model or
+several. Fits to the given draft lengths and batch sizes, or to a default split, and scores the held-out rest. Then
 leaves out every draft length and every batch size in turn. Exact, and the same on every machine.
 """
 
@@ -19,7 +19,7 @@ from benchmarks.harness import RESULTS, command, markdown, write
 from benchmarks.tools.decode_sweep import COPY, Cell, Score, Split, Sweep, network_of, read, score
 from benchmarks.tools.two_stage import OVERLAP, TwoStage, Work
 
-OVERLAPS = (1.2, OVERLAP, 2.0, 3.0, 100.0)  # the last is the larger of both, as in the paper
+OVERLAPS = (1.2, OVERLAP, 2.0, 3.0, 100.0)  # the last is close to the maximum of both, as in the paper
 _COLUMNS = {
     "cells": "cells",
     "sign_right": "sign right",
@@ -35,7 +35,7 @@ _COLUMNS = {
 
 
 def groups(sweep: Sweep, split: Split) -> dict[str, list[Cell]]:
-    """Cells by what the fit saw of them."""
+    """Group cells by their part in the fit."""
     length = ", ".join(str(length) for length in sweep.lengths if length not in split.lengths) or "none"
     cells = sweep.cells
     return {
@@ -49,7 +49,7 @@ def groups(sweep: Sweep, split: Split) -> dict[str, list[Cell]]:
 
 
 def crossed(sweep: Sweep, work: Work, overlap: float = OVERLAP) -> dict[str, Score]:
-    """Means over fits that leave out one draft length, one batch size, or the larger half of the batches."""
+    """Return means over fits that leave out one draft length, one batch size, or the larger half of the batches."""
     batches = sweep.batches
     middle = batches[(len(batches) - 1) // 2]
     kinds: dict[str, list[Callable[[Cell], bool]]] = {
@@ -90,7 +90,7 @@ def table(scores: Mapping[str, Score | None]) -> str:
 
 
 def studied(sweep: Sweep, split: Split, config: Path | None, margin: float) -> tuple[TwoStage, dict[str, Any]]:
-    """The fit and everything that is said of it, which is printed as well."""
+    """Return the fit and its results, which are also printed."""
     net, found_by = network_of(sweep.model, config)
     work = Work.of(net, COPY)
     model = sweep.fit(work, split.keep)
@@ -122,8 +122,8 @@ def studied(sweep: Sweep, split: Split, config: Path | None, margin: float) -> t
 
 
 def figure(path: Path, sweep: Sweep, model: TwoStage, margin: float) -> None:
-    """Figure 12: per draft length the predicted speed-up over batch and context, where it is 1 + margin, and measured
-    cells: circles where drafting helps, crosses where it harms."""
+    """Draw Figure 12: per draft length the predicted speed-up over batch and context, the line where it is 1 + margin,
+    and measured cells: circles where drafting helps, crosses where it harms."""
     import matplotlib
 
     matplotlib.use("svg")
@@ -176,7 +176,7 @@ def figure(path: Path, sweep: Sweep, model: TwoStage, margin: float) -> None:
 
 
 def _smooth(model: TwoStage, batch: float, context: float, length: int) -> float:
-    """The speed-up between whole requests, by the nearest two."""
+    """Interpolate the speed-up between the nearest two whole numbers of requests."""
     low = max(int(batch), 1)
     part = max(batch - low, 0.0)
     at, above = (model.speedup(of, round(context), length) for of in (low, low + 1))

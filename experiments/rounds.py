@@ -1,9 +1,9 @@
-"""How much shorter are an epoch's rollouts with rounds by length? `python -m experiments.rounds`.
+"""How rounds by length shorten an epoch's rollouts: `python -m experiments.rounds`.
 
-Owns `results/rounds.json`. Runs in one process on problems of examples/long_guess_and_check, of which a few are far: an
-epoch without rounds, and with several factors. Reported: the longest response of each RL step, which is how many engine
-steps its rollout lasts where all requests have a place; and how many tokens are sampled twice. Counts, no seconds: a
-busy machine gives the same. Put-off responses count to where their group is learned from no more, at most to the mark.
+Owns `results/rounds.json`. Runs in one process on problems of examples/long_guess_and_check, a few of which are far: an
+epoch without rounds, and with several factors. Reported: the longest response of each RL step, which is the number of
+engine steps of its rollout if all requests have a slot, and the number of tokens sampled twice. Counts, no seconds, so
+a busy machine gives the same. Postponed responses count until their group is out, at most to the mark.
 """
 
 import json
@@ -19,12 +19,12 @@ from launch.config import load_config
 from launch.local.record import RunRecord, record_run
 
 TASK = "long_guess_and_check"
-FACTORS = ((1.25, 0.8), (1.5, 0.67), (2.0, 0.5))  # and the quantile beside each
+FACTORS = ((1.25, 0.8), (1.5, 0.67), (2.0, 0.5))  # with their quantiles
 NEAR, FAR = (5, 7, 11, 13), (97,)
 
 
 def write_prompts(path: Path, count: int, far: int, seed: int) -> None:
-    """So many prompts of which `far` are of modulus 97, as JSON lines."""
+    """Write `count` prompts, `far` of them of modulus 97, as JSON lines."""
     rng = random.Random(f"rounds-{seed}")
     near = [problem for p in NEAR for problem in problems(p, range(1, p))]
     chosen = [*rng.sample(near, count - far), *rng.sample([q for p in FAR for q in problems(p, (2, 3))], far)]
@@ -36,7 +36,7 @@ def _record(problem: Problem) -> dict[str, str]:
 
 
 def counted(overrides: Sequence[str]) -> dict[str, Any]:
-    """Of one run."""
+    """Return the counts of one run."""
     record = RunRecord(keep_responses=True)
     record_run(load_config(ROOT / "examples" / TASK / "config.yaml", list(overrides)).config, record)
     longest, tokens = [max(step.lengths) for step in record.steps], sum(sum(step.lengths) for step in record.steps)
@@ -63,7 +63,7 @@ def main(
     run_dir: Annotated[Path, "warm starts, prompts"] = ROOT / "runs/rounds",
     out: Path = ROOT / "experiments/results/rounds.json",
 ) -> None:
-    """Print the counts and write the record. Raises SystemExit where an epoch is learned from otherwise."""
+    """Print the counts and write the record. Raises SystemExit if an epoch's training data differ."""
     run_dir.mkdir(parents=True, exist_ok=True)
     found: dict[str, Any] = {}
     for seed in seeds:

@@ -1,13 +1,13 @@
-"""Is the simulator right about this machine? Real runs of 1, 2 and 3 workers beside what it says of them.
+"""The simulator's accuracy on this machine: real runs of 1, 2 and 3 workers against their predictions.
 
     python -m experiments.simulate_here [--target MODEL] [--names demo 20m] [--workers 1 2 3]
-    python -m experiments.simulate_here --again          compare what the record holds once more; measures nothing
+    python -m experiments.simulate_here --again          only compare again what the record holds; measures nothing
 
-Of each model, in this order: `paceline calibrate` (engine steps of one engine that is alone); engines that decode side
-by side, 1 to 3, for what sharing cores costs them; a reference run of two workers with another seed, for the learner's
-tokens per second, grading and handing weights over, and the cores that the program itself uses beside its engines. From
-these, and from the lengths that they had, the runs' steps are predicted. Every engine has one thread; plain decoding.
-The first step of a run is left out. About four minutes on two quiet cores.
+For each model, in this order: `paceline calibrate` (engine steps of a single engine); 1 to 3 engines that decode side
+by side, for the cost of sharing cores; a reference run of two workers with another seed. The latter gives the learner's
+tokens per second, the time of grading and of handing over weights, and the cores that the program uses besides its
+engines. The runs' steps are predicted from these, and from the actual lengths. Every engine has one thread; plain
+decoding. The first step of a run is left out. About four minutes on two quiet cores.
 """
 
 import json
@@ -48,7 +48,7 @@ STEPS = {"demo": 6, "20m": 4}
 REFERENCE_WORKERS, REFERENCE_SEED, SEED = 2, 1, 0
 TIMEOUT_S = 600.0
 CALIBRATE_S, TOGETHER_S = 10.0, 4.0
-DECODING, CONTEXT = 24, 40  # requests of an engine that decodes beside others, and tokens they begin with
+DECODING, CONTEXT = 24, 40  # requests of an engine that decodes next to others, and their initial tokens
 ENGINE = "actors.engine.child"
 PARTS = ("rollout", "reward_wait", "learn", "publish", "sync", "step")
 
@@ -72,8 +72,8 @@ def configuration(name: str, folder: Path, workers: int, seed: int) -> list[str]
 
 
 def run(settings: Sequence[str], *, watched: bool = False) -> dict[str, Any]:
-    """To its end: seconds of its steps, lengths, and if watched, cores that processes other than engines used in
-    rollouts."""
+    """Run to its end. Returns the seconds of its steps, lengths, and if watched, the cores that processes other than
+    engines used in rollouts."""
     config = load_config(CONFIG, list(settings)).config
     folder = Path(config.run.dir) / config.run.name
     shutil.rmtree(folder, ignore_errors=True)
@@ -97,7 +97,7 @@ def run(settings: Sequence[str], *, watched: bool = False) -> dict[str, Any]:
 
 
 def _cores_beside_engines(process: subprocess.Popen[bytes], folder: Path) -> float:
-    """Watches until the run ends."""
+    """Watch until the run ends."""
     used_s = rollout_s = 0.0
     before: dict[int, float] = {}
     engines: set[int] = set()
@@ -121,7 +121,8 @@ def _is_engine(process: psutil.Process) -> bool:
 
 
 def _cpu_seconds(root: int, engines: set[int], before: Mapping[int, float]) -> dict[int, float]:
-    """Of all processes of a run but engines, whose ids are added to `engines`; `before`: what was found last."""
+    """Return the CPU seconds of all processes of a run except engines, whose ids are added to `engines`. `before`: the
+    last result."""
     found: dict[int, float] = {}
     try:
         processes = [psutil.Process(root), *psutil.Process(root).children(recursive=True)]
@@ -141,7 +142,7 @@ def _cpu_seconds(root: int, engines: set[int], before: Mapping[int, float]) -> d
 
 
 def calibrated(name: str, folder: Path) -> dict[str, Any]:
-    """The calibration document."""
+    """Return the calibration document."""
     settings = configuration(name, folder, 1, SEED)
     words = ["calibrate", str(CONFIG), *settings, "--seconds", str(CALIBRATE_S), "--out", str(folder / f"{name}-costs")]
     shutil.rmtree(folder / f"{name}-costs", ignore_errors=True)
@@ -151,7 +152,7 @@ def calibrated(name: str, folder: Path) -> dict[str, Any]:
 
 
 def together(name: str, folder: Path, most: int) -> list[float]:
-    """Engine steps per second of each of 1, 2, ... engines that decode at the same time: their mean."""
+    """Return the mean engine steps per second of each of 1, 2, ... engines that decode at the same time."""
     words = [sys.executable, "-m", "experiments.simulate_here", "--busy", "--beside", str(folder / name)]
     engines = [
         subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) for _ in range(most)
@@ -174,8 +175,8 @@ def together(name: str, folder: Path, most: int) -> list[float]:
 
 
 def decode(model: Path) -> None:
-    """An engine that is ready; for each line of the standard input it decodes for a while and prints its engine steps
-    per second."""
+    """Run an engine that is ready. For each line of the standard input it decodes for a while and prints its engine
+    steps per second."""
     config: Config = load_config(CONFIG, [*configuration("demo", model.parent, 1, SEED), f"model.path={model}"]).config
     torch.set_num_threads(1)
     network = load_model(str(model), dtype=torch.float32, device="cpu", batch_invariant=True)
@@ -191,7 +192,7 @@ def _decode(engine: NativeEngine, first: int, seconds: float) -> float:
     steps, start_s = 0, time.perf_counter()
     while (elapsed_s := time.perf_counter() - start_s) < seconds:
         ids = range(first, first + DECODING)
-        if steps % 128 == 0:  # the same contexts again
+        if steps % 128 == 0:  # restart with the same contexts
             engine.abort(ids)
             first += DECODING
             sampling = SamplingParams(max_new_tokens=700, temperature=0.0)
@@ -214,15 +215,15 @@ def _decode(engine: NativeEngine, first: int, seconds: float) -> float:
 
 
 def shared(rates: Sequence[float], other_cores: float, cores: int) -> list[float]:
-    """Times longer, by engines that compute: what they cost each other as measured side by side, and what the rest of
-    the program takes of the cores that they leave it no room on."""
+    """Return the slow-down by number of computing engines: their mutual cost as measured side by side, and the cores
+    that the rest of the program uses where they leave no room."""
     return [
         rates[0] / rate * max(1.0, (min(count, cores) + other_cores) / cores) for count, rate in enumerate(rates, 1)
     ]
 
 
 def scenario(name: str, workers: int, folder: Path, found: Mapping[str, Any], lengths: Sequence[Any]) -> Scenario:
-    """Of a run that had these lengths."""
+    """Return the scenario of a run with these lengths."""
     reference = found["reference"]
     seconds = reference["seconds"][1:]
     prompt = found["prompt_tokens"]
@@ -262,7 +263,7 @@ def scenario(name: str, workers: int, folder: Path, found: Mapping[str, Any], le
 
 
 def compared(found: Mapping[str, Any], folder: Path) -> list[dict[str, Any]]:
-    """Rows of the table: measured, simulated, error, of rollouts and of whole steps after the first."""
+    """Return the rows of the table: measured, simulated, error, of rollouts and of whole steps after the first."""
     rows = []
     for name, own in found.items():
         for workers, ran in own["runs"].items():
@@ -297,7 +298,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def measured(name: str, folder: Path, workers: Sequence[int]) -> dict[str, Any]:
-    """All of one model: what the prediction is made from, then what it is about."""
+    """Measure everything for one model: the inputs of the prediction, then its subject."""
     config = load_config(CONFIG, configuration(name, folder, 1, SEED)).config
     prompts = load_prompts(config.data, "train", load_tokenizer(str(folder / name)))
     shape = json.loads((folder / name / "config.json").read_text())
@@ -331,7 +332,7 @@ def measured(name: str, folder: Path, workers: Sequence[int]) -> dict[str, Any]:
 
 
 def models(names: Sequence[str], demo: Path, folder: Path) -> None:
-    """Their checkpoints in `folder`."""
+    """Write the models' checkpoints to `folder`."""
     for name in names:
         shutil.rmtree(folder / name, ignore_errors=True)
         if name in PRESETS:
@@ -362,7 +363,7 @@ def main(
     else:
         models(names, find_demo(target), folder)
         found = {}
-        for name in names:  # what was measured of one stays if the next does not come to its end
+        for name in names:  # a model's results stay if the next one fails
             found[name] = measured(name, folder, workers)
             write(out, QUESTION, {"measured": found}, settings=settings)
     rows = compared(found, folder)

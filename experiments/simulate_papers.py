@@ -1,10 +1,10 @@
-"""The simulator beside three papers' figures: what it says of their set-ups, and how far off it is.
+"""The simulator's error against three papers' figures, in their set-ups.
 
     python -m experiments.simulate_papers [--sweep FILE] [--sensitivity]
 
-Scenarios are experiments/simulated/*.yaml: every input is the papers' where they say it, and assumed by name where they
-do not. They were committed before the first run, and are not changed to match. `--sensitivity` changes one assumption
-at a time in some cells. Virtual time: the same on every machine; about two minutes on one core.
+Scenarios are experiments/simulated/*.yaml. Every input is the papers' if they state it, and a named assumption
+otherwise. They were committed before the first run, and are not changed to match. `--sensitivity` changes one
+assumption at a time in some cells. Virtual time: the same on every machine; about two minutes on one core.
 """
 
 import sys
@@ -27,7 +27,7 @@ OUT = ROOT / "experiments/results/simulate_papers.json"
 SWEEP = ROOT.parent / "shared/data/a100_decode_sweep_qwen2.5_7b.csv"
 QUESTION = "how far is the simulator from what TLT, DAS and EfficientRollout report?"
 Values = Mapping[str, Any]
-# x: times faster than the base; cut: share of the base that is saved; s: seconds; oom: refused for memory; tokens/s.
+# x: times faster than the base; cut: share of the base saved; s: seconds; oom: refused for memory; tokens/s.
 Unit = Literal["step x", "rollout x", "step cut", "rollout cut", "step s", "rollout s", "oom", "tokens/s", "decode x"]
 OFF: Values = {"speculation.mode": "off"}
 
@@ -44,7 +44,7 @@ class Cell:
     common: Values = field(default_factory=dict)
     base: Values = field(default_factory=lambda: OFF)
     method: Values = field(default_factory=dict)
-    strategies: tuple[str, ...] = ()  # tokens/s and decode x: of `batch` requests, the best of these; none: plain
+    strategies: tuple[str, ...] = ()  # tokens/s and decode x: the best of these, for `batch` requests; empty: plain
     batch: int = 1
 
 
@@ -100,7 +100,7 @@ def _tlt() -> Iterator[Cell]:
         paper=(2.44, 2.44),
         common=of("Qwen2.5-32B", 1) | alone,
     )
-    # What lies below: single passes. 1,024 tokens of context are assumed.
+    # Basis: single passes. 1,024 tokens of context are assumed.
     trees = ("eagle:10x8/64", "eagle:10x8/48", "eagle:10x8/32", "eagle:10x8/16")
     for device, plain, drafting in (("H100", 164.65, 430.24), ("A100", 92.83, 259.01), ("RTX4090", 65.28, 187.44)):
         common = {"fleet.device": device, "fleet.gpus_per_worker": 1}
@@ -157,7 +157,7 @@ def _das() -> Iterator[Cell]:
 
 
 def _efficient_rollout(sweep: Path) -> Iterator[Cell]:
-    """Rows of Table 2: seconds of veRL (AR), and the methods' changes."""
+    """Yield rows of Table 2: seconds of veRL (AR), and the methods' changes."""
     swept = {"costs.source": "sweep", "costs.file": str(sweep), "costs.model": "Qwen2.5-7B"}
     #        model, costs, median, rest of a step, (rollout, step) of AR, then of each method: drafts, acceptance,
     #        preparation, cut of the rollout, of the step
@@ -230,7 +230,7 @@ def cells(sweep: Path = SWEEP) -> list[Cell]:
     return [*_tlt(), *_das(), *_efficient_rollout(sweep)]
 
 
-# One assumption at a time, in the cells that tell most; found after the first figures, of which they change none.
+# One assumption at a time, in the most informative cells; chosen after the first figures, and changing none of them.
 _TREES = ["eagle:10x8/64", "eagle:10x8/48", "eagle:10x8/32", "eagle:10x8/16", "eagle:10x8/12"]
 CHANGES: dict[str, dict[str, Values]] = {
     "tlt": {
@@ -289,7 +289,7 @@ def scenario_of_cell(cell: Cell, values: Values) -> Scenario:
 
 
 class Simulations:
-    """Each scenario once."""
+    """Runs each scenario once."""
 
     def __init__(self) -> None:
         self._known: dict[str, Outcome] = {}
@@ -302,7 +302,7 @@ class Simulations:
 
 
 def measured(cell: Cell, runs: Simulations, change: Values) -> float:
-    """The cell's figure in the simulator. Raises ConfigError where the scenario is refused."""
+    """Return the cell's figure in the simulator. Raises ConfigError if the scenario is refused."""
     if cell.unit in ("tokens/s", "decode x"):
         return _decoding(cell, change)
     if cell.unit == "oom":
@@ -323,7 +323,7 @@ def measured(cell: Cell, runs: Simulations, change: Values) -> float:
 
 
 def _decoding(cell: Cell, change: Values, context: int = 1024) -> float:
-    """Tokens per second of single passes, or times plain decoding's."""
+    """Return tokens per second of single passes, or their ratio to plain decoding."""
     scenario = scenario_of_cell(cell, change)
     costs, of = costs_of(scenario), scenario.speculation
     state = AcceptanceState(of.acceptance, of.training)
@@ -339,7 +339,7 @@ def _decoding(cell: Cell, change: Values, context: int = 1024) -> float:
 
 
 def error_of(cell: Cell, ours: float) -> float:
-    """Relative, to the nearer end of the paper's range; of what is saved, in points of the base."""
+    """Return the relative error to the nearer end of the paper's range; for savings, in points of the base."""
     low, high = cell.paper
     nearest = min(max(ours, low), high)
     return ours - nearest if cell.unit.endswith("cut") else ours / nearest - 1
@@ -404,7 +404,7 @@ def main(
 
 
 def inputs_of(file: str) -> dict[str, Any]:
-    """A scenario as it was read."""
+    """Return a scenario as it was read."""
     return load_scenario(SCENARIOS / f"{file}.yaml").model_dump(mode="json")
 
 

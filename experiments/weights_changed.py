@@ -1,10 +1,10 @@
-"""Which share of published weights changes per update, and how large is a delta? By learning rate and format.
+"""The share of published weights that changes per update, and the size of a delta, by learning rate and format.
 
     python -m experiments.weights_changed [--steps 6] [--models demo smollm2] [--rates 1e-6 1e-5 3e-4]
 
-The product's learner (float32 masters, AdamW, the default objective) does `steps` RL steps on random sequences with
-random advantages, and publishes after each as a run does; consecutive buffers are compared by models.delta. What is
-learned does not matter here: Adam's step has the size of the learning rate whatever the gradient's. `demo` is the 0.6M
+The product's learner has float32 masters, AdamW and the default objective. It does `steps` RL steps on random sequences
+with random advantages, and publishes after each like a run. models.delta compares consecutive buffers. The training
+data do not matter, since Adam's step has the size of the learning rate, whatever the gradient's. `demo` is the 0.6M
 model of examples/guess_and_check with fresh weights, `smollm2` SmolLM2-135M-Instruct with its own.
 Owns results/weights_changed.json.
 """

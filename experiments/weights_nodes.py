@@ -1,19 +1,19 @@
-"""How soon do N nodes hold new weights, and who sends how much? Ray's object store beside a broadcast of pieces.
+"""The time until N nodes hold new weights, and who sends how much: Ray's object store against a broadcast of pieces.
 
     python -m experiments.weights_nodes [--nodes 1 2 4 8 16] [--sizes 20 80] [--rounds 2]
 
-One source (the learner's rank 0) and N receivers, each on a raylet of its own (`tests.fleet.nodes`). Sizes are MiB in
+One source (the learner's rank 0) and N receivers, each on a separate raylet (`tests.fleet.nodes`). Sizes are MiB in
 bfloat16: 20 of a 10M-parameter model, 80 of one of 40M. Ways:
 
-    store      one buffer through the object store, read where it lies; what Ray moved is read from the raylets'
-               metrics: a node that sends more than one copy feeds others, the source's share says whether it is a tree
-    broadcast  pieces over gloo into live tensors, checksums on both ends: what `cluster.weights=broadcast` does
+    store      one buffer through the object store, read in place. The raylets' metrics give what Ray moved: a node that
+               sends more than one copy feeds others, and the source's share shows whether it is a tree
+    broadcast  pieces over gloo into live tensors, checksums on both ends: the way of `cluster.weights=broadcast`
     transport  Ray's direct transport of tensors (gloo), from the source to each. A receiver must be made with
                enable_tensor_transport (else the transfer fails after 60 s, and Ray 2.60 kills the actors at both ends),
-               and a group never becomes larger than a process's first one: nobody joins
+               and a group never becomes larger than a process's first one, so no node can join
 
-All raylets share one machine's memory and its two cores: a copy to a second node takes the time of the first again,
-whoever sends it. On real nodes receivers copy side by side. Owns `results/weights_nodes.json`.
+All raylets share one machine's memory and its two cores, so a copy to a second node takes the time of the first again,
+whoever sends it. On real nodes receivers copy in parallel. Owns `results/weights_nodes.json`.
 """
 
 import logging
@@ -43,10 +43,10 @@ from models.manifest import lay_out
 from tests.fleet.nodes import Nodes
 
 LIMIT_S = 120.0
-ROWS = 4096  # of each matrix
+ROWS = 4096  # per matrix
 WAYS = ("store", "broadcast", "transport")
-REPORT_MS = 1000  # of a raylet's metrics
-REPORTED_S = 20.0  # then all are there
+REPORT_MS = 1000  # period of a raylet's metrics
+REPORTED_S = 20.0  # after this time all have reported
 _MOVED = re.compile(r'^ray_object_manager_bytes\{.*Type="(\w+)".*\} (\S+)$', re.MULTILINE)
 
 
@@ -63,7 +63,7 @@ class Source:
         self._kept: Any = None
 
     def prepare(self, mib: int) -> Offer:
-        """Weights of that size; the offer to receiver 0, of a round before the first."""
+        """Make weights of that size. Returns the offer to receiver 0, of a round before the first."""
         self._kept = None
         self._tensors = dict(tensors_of(mib))
         self._layout = specs, total_bytes = lay_out(
@@ -81,7 +81,7 @@ class Source:
         )
 
     def put(self) -> "list[ray.ObjectRef[Any]]":
-        """A new object; the one before is released."""
+        """Put a new object, and release the previous one."""
         self._buffer[:8] += 1
         self._kept = ray.put(self._buffer)
         return [self._kept]
@@ -94,7 +94,7 @@ class Source:
 
     @ray.method(tensor_transport="gloo")
     def tensor(self) -> Any:
-        """All weights as one."""
+        """Return all weights as one tensor."""
         return torch.from_numpy(self._buffer)
 
 
@@ -110,7 +110,7 @@ class Sink:
         self._targets = dict(tensors_of(mib))
 
     def fetch(self, refs: "list[ray.ObjectRef[Any]]") -> int:
-        """Bytes."""
+        """Fetch the weights. Returns their bytes."""
         return int(ray.get(refs[0]).nbytes)
 
     def receive(self, offer: Offer) -> str:
@@ -121,12 +121,12 @@ class Sink:
 
 
 def tensors_of(mib: int) -> list[tuple[str, torch.Tensor]]:
-    """Matrices of 4 MiB."""
+    """Return matrices of 4 MiB."""
     return [(f"layers.{i}.weight", torch.zeros(ROWS, 512, dtype=torch.bfloat16)) for i in range(max(1, mib // 4))]
 
 
 def moved() -> dict[str, dict[str, float]]:
-    """Bytes that each node's object manager has sent and received so far, by node id."""
+    """Return the bytes that each node's object manager has sent and received so far, by node id."""
     found: dict[str, dict[str, float]] = {}
     for node in ray.nodes():  # type: ignore[no-untyped-call]
         if not node["Alive"]:
@@ -147,7 +147,7 @@ def moved() -> dict[str, dict[str, float]]:
 def rounds_of(
     ways: Sequence[str], source: Any, sinks: Sequence[Any], numbers: Iterator[int], mib: int, rounds: int
 ) -> list[dict[str, Any]]:
-    """One row per way."""
+    """Return one row per way."""
     many = len(sinks)
     offer: Offer = ray.get(source.prepare.remote(mib), timeout=LIMIT_S)
     ray.get([sink.prepare.remote(mib) for sink in sinks], timeout=LIMIT_S)
@@ -195,7 +195,7 @@ def rounds_of(
 
 
 def fan_out(before: dict[str, dict[str, float]], rounds: int, mib: int, many: int) -> dict[str, Any]:
-    """Copies per round that the node which sends most sent, that all others sent, and what a node received at most.
+    """Return copies per round: sent by the node that sends most, sent by all others, and the most received by a node.
     Every receiver's node needs one: raises RuntimeError if others were counted."""
     size, deadline_s, total = mib * 2**20 * rounds, time.monotonic() + REPORTED_S, -1.0
     while True:  # raylets report, then their agents export
@@ -224,7 +224,7 @@ def main(
     out: Path = ROOT / "experiments/results/weights_nodes.json",
 ) -> int:
     rows: list[dict[str, Any]] = []
-    store_bytes = max(3 * max(sizes), 128) * 2**20  # an object, the one before, and room; Ray wants 75 MiB
+    store_bytes = max(3 * max(sizes), 128) * 2**20  # an object, the previous one, and room; Ray needs 75 MiB
     settings = {"metrics_report_interval_ms": REPORT_MS}
     with (
         tempfile.TemporaryDirectory(prefix="plw", dir="/tmp", ignore_cleanup_errors=True) as folder,
@@ -233,15 +233,15 @@ def main(
         cluster.add("source", cpus=1, resources={"source": 1})
         ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR)
         try:
-            several: Any = ray.remote  # its annotations do not know the option
-            sink: Any = several(enable_tensor_transport=True)(Sink)  # else a tensor is waited for in vain
+            several: Any = ray.remote  # its annotations lack the option
+            sink: Any = several(enable_tensor_transport=True)(Sink)  # otherwise a tensor never arrives
             numbers, there = count(1), 0
             for wanted in nodes:
                 for index in range(there, there := max(there, wanted)):
                     cluster.add(f"sink-{index}", cpus=1, resources={"sink": 1})
                 source: Any = ray.remote(Source).options(num_cpus=0, resources={"source": 1}).remote()
                 sinks = [sink.options(num_cpus=0, resources={"sink": 1}).remote() for _ in range(wanted)]
-                if "transport" in ways:  # a process is never in a larger group of Ray's than its first: new actors
+                if "transport" in ways:  # new actors: a process never joins a larger Ray group than its first
                     create_collective_group([source, *sinks], backend="torch_gloo")
                 for mib in sizes:
                     found = rounds_of(ways, source, sinks, numbers, mib, rounds)

@@ -1,25 +1,25 @@
-"""What is the adaptive drafter worth to whole RL steps? TLT's claim, on a target that is deep beside its drafter.
+"""The gain of the adaptive drafter in whole RL steps: TLT's claim, on a target that is deep relative to its drafter.
 
     python -m experiments.whole_run [--steps 24] [--out experiments/results/whole_run.json]
     python -m experiments.whole_run --config examples/smollm_think/config.yaml --fit-steps 200 --steps 16
 
-The demo's model is inflated, with the same function, to 19M parameters in 24 layers: as deep as a 0.5B model, so that
-one EAGLE layer costs the share of a pass that it costs there. Its prompts come once each, in one epoch, as from a
-large data set: the suffix index knows no more than siblings. The drafter is first fitted offline, on rollouts of other
-prompts (the held-out ones). Then jobs take every RL step in turn, in changing order, on the same prompts and tokens
-(speculation is lossless, so all learn the same):
+The demo's model is inflated, with the same function, to 19M parameters in 24 layers. It is as deep as a 0.5B model, so
+one EAGLE layer costs the same share of a pass. Its prompts come once each, in one epoch, as from a large data set, so
+the suffix index only knows siblings. The drafter is first fitted offline, on rollouts of other prompts (the held-out
+ones). Then jobs take every RL step in turn, in changing order, on the same prompts and tokens (speculation is lossless,
+so all learn the same):
 
     off        plain decoding
     retrieval  n-gram and suffix drafters
     frozen     and EAGLE as fitted offline
     adaptive   and EAGLE trained on idle workers, handed out as it improves
 
-All but the first run the default chooser. Each worker's engine and trainer have one thread, pinned to one core. Ratios
+All but the first use the default chooser. Each worker's engine and trainer have one thread, pinned to one core. Ratios
 are paired by RL step: their medians, with bootstrap 95 % intervals. The tail's share is of the time in which 1 to 8
-requests of a worker run. About 15 minutes on two quiet cores, the inflation and fit included.
+requests of a worker run. About 15 minutes on two quiet cores, including the inflation and fit.
 
-With --config the target is another example's, as RL begins with it (first `paceline warmup CONFIG`) and as it is: a
-real language model is not inflated, and what the configuration says of prompts, sampling and LoRA holds for all jobs.
+With --config the target is another example's initial model for RL (first `paceline warmup CONFIG`), unchanged: a real
+language model is not inflated. The configuration's prompts, sampling and LoRA hold for all jobs.
 """
 
 import json
@@ -64,8 +64,8 @@ RATIOS = {
     "frozen / adaptive": ("frozen", "adaptive", 1.0),
     "off / retrieval": ("off", "retrieval", None),
     "off / frozen": ("off", "frozen", None),
-}  # of seconds: (over, under, wanted)
-WARM_STEPS = 2  # not counted: first batches, first sessions, the chooser's first looks
+}  # ratios of seconds: (over, under, wanted)
+WARM_STEPS = 2  # not counted: first batches, first sessions, the chooser's first decisions
 TAIL = 8  # requests of a worker, at most
 PROMPTS, ROLLOUTS = 4, 8  # per RL step: 16 requests per worker
 PROMPTS_IN_ALL = 96  # of the demo
@@ -73,18 +73,18 @@ PROMPTS_IN_ALL = 96  # of the demo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What is trained: the target and its folder, and rollouts of other prompts by the same function."""
+    """The training setting: the target and its folder, and rollouts of other prompts by the same function."""
 
     config: Path
     target: Target
     directory: Path
     history: History
     prompts: int  # for RL
-    sizes: Mapping[str, int]  # of the inflated network; empty: as it is
+    sizes: Mapping[str, int]  # of the inflated network; empty: unchanged
 
 
 def inflated_demo(given: Path | None, folder: Path) -> Setting:
-    """The demo's model, inflated; its own rollouts, for it is faster and has the same function."""
+    """Return the demo's model, inflated, with rollouts of the original, which is faster and has the same function."""
     demo = find_demo(given)
     history = record_history(load_target(demo, "demo", "float32"), load_task(demo, "eval"))
     target = deep_target(demo, folder)
@@ -105,14 +105,14 @@ def example(config: Path, given: Path | None) -> Setting:
 
 
 def deep_target(demo: Path, folder: Path) -> Target:
-    """Writes the inflated model to `folder`."""
+    """Write the inflated model to `folder` and return it."""
     model = inflated(load_target(demo, "demo", "float32").model, SIZES, batch_invariant=True)
     save_model(model, folder, tokenizer_dir=demo, source_dir=demo)
     return Target("20M, 24 layers", "float32", model.eval().requires_grad_(False), parameter_count(model))
 
 
 def fit_drafter(setting: Setting, folder: Path, steps: int) -> dict[str, Any]:
-    """On rollouts of prompts that no RL step has."""
+    """Fit a drafter to rollouts of prompts that no RL step has."""
     model, options = setting.target.model, load_config(setting.config).config.drafter
     trainer = DrafterTrainer(TargetHead.of(model, 0), options)
     progress = told(fit(trainer, TargetRecords(model, *setting.history), PlateauRule(max_steps=steps)))
@@ -122,7 +122,7 @@ def fit_drafter(setting: Setting, folder: Path, steps: int) -> dict[str, Any]:
 
 
 def configuration(name: str, config: Path, directory: Path, folder: Path, steps: int, extra: Sequence[str]) -> Config:
-    """Of a job on the model in `directory`, with the drafter that was fitted into `folder`."""
+    """Return the configuration of a job on the model in `directory`, with the drafter fitted into `folder`."""
     speculation = {
         "off": ["rollout.speculation.mode=off"],
         "retrieval": [],
@@ -149,7 +149,7 @@ def configuration(name: str, config: Path, directory: Path, folder: Path, steps:
 
 
 def tail_shares(run: Path, first_step: int) -> dict[str, float]:
-    """Of the time in which 1 to TAIL requests of a worker run: what decodes them."""
+    """Return the share of each drafter in the decode time with 1 to TAIL running requests of a worker."""
     seconds: dict[str, float] = defaultdict(float)
     for record in read(run / "speculation.jsonl")[first_step:]:
         names = record["drafters"]
@@ -162,7 +162,7 @@ def tail_shares(run: Path, first_step: int) -> dict[str, float]:
 
 
 def accept_lengths(run: Path, drafter: str, first_step: int) -> list[float | None]:
-    """Tokens per verification of the drafter's steps, by RL step."""
+    """Return the tokens per verification of the drafter's steps, by RL step."""
     found: list[float | None] = []
     for record in read(run / "speculation.jsonl")[first_step:]:
         used = [use for name, use in record["strategies"].items() if name.startswith(f"{drafter}:")]
@@ -180,7 +180,7 @@ def ratios(seconds: Mapping[str, Sequence[float]]) -> dict[str, dict[str, float]
 
 
 def summary(folder: Path, names: Sequence[str], steps_s: Mapping[str, Sequence[float]]) -> dict[str, Any]:
-    """Figures of the counted RL steps."""
+    """Return the figures of the counted RL steps."""
     records = {name: [r for r in read(folder / name / "metrics.jsonl") if r.get("kind") == "step"] for name in names}
     rollout_s = {name: [r["seconds/rollout"] for r in rows[WARM_STEPS:]] for name, rows in records.items()}
     tokens = {name: [r["tokens/generated"] for r in rows[WARM_STEPS:]] for name, rows in records.items()}
@@ -221,7 +221,7 @@ def main(
     fitted = fit_drafter(setting, folder / "drafter", fit_steps)
     configs = {name: configuration(name, config, setting.directory, folder, steps, overrides) for name in jobs}
     for name in jobs:
-        shutil.rmtree(folder / name, ignore_errors=True)  # a trainer would go on from an older run's checkpoint
+        shutil.rmtree(folder / name, ignore_errors=True)  # a trainer would continue from an older run's checkpoint
     with ExitStack() as stack:
         stack.enter_context(ray_session(address="local", cpus=32, object_store_bytes=512 * 2**20))
         opened_jobs, seen = {}, set[int]()

@@ -1,4 +1,4 @@
-"""`python -m launch ...` is `paceline ...`."""
+"""Run `python -m launch ...` as `paceline ...`."""
 
 from launch.commands.cli import main
 

@@ -1,4 +1,4 @@
-"""Arrays by name as a file that is there whole or not at all. Owns no meaning of them."""
+"""Write and read named arrays as one file, atomically. Owns no meaning of the arrays."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from contracts.codec import Columns
 
 
 def write_arrays(path: Path, columns: Columns) -> None:
-    """Either all of it is there under its name, or nothing. Raises OSError."""
+    """Write the arrays to `path` atomically: a reader finds the whole file or none. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".tmp")
     try:
@@ -21,6 +21,6 @@ def write_arrays(path: Path, columns: Columns) -> None:
 
 
 def read_arrays(path: Path) -> Columns:
-    """Raises OSError."""
+    """Read what `write_arrays` wrote. Raises OSError."""
     with np.load(path, allow_pickle=False) as archive:
         return {name: archive[name] for name in archive.files}

@@ -1,8 +1,8 @@
-"""Which responses are asked for at once, and how they are named: prompts to requests and back.
+"""Batches of requests: how prompts become numbered requests, and how an id maps back to its prompt.
 
-Owns request ids: nothing else may take one apart. Prompts may have different numbers of samples. What a sample is
-(prompt, noise) follows from its pick and its index among the pick's samples alone, never from how many others there
-are: counts decide which samples exist, not which tokens they get.
+Owns request ids: no other module takes one apart. Prompts may have different numbers of samples. A sample's prompt and
+noise depend only on its pick and its index among that pick's samples, never on the number of other samples. So counts
+decide which samples exist, not which tokens they get.
 """
 
 from bisect import bisect_right
@@ -18,19 +18,20 @@ from config.rollout import SamplingOptions
 from contracts.rollout import FinishReason, Request, Rollout, SamplingParams, StopRule
 from models.noise import noise_key
 
-EVAL_EPOCH = -1  # of the first held-out set, -2 of the second, ...: epochs of training count from 0
+EVAL_EPOCH = -1  # epoch of the first held-out set (-2: of the second, ...); epochs of training count from 0
 
 
 @dataclass(frozen=True, slots=True)
 class Pick:
-    """One prompt of a batch: the epoch in which the data order served it decides its noise."""
+    """One prompt of a batch. `epoch`, in which the data order served the prompt, decides its noise."""
 
     epoch: int
     prompt: Prompt
 
 
 def sampling_params(options: SamplingOptions, stop_tokens: Sequence[int]) -> SamplingParams:
-    """`stop_tokens`: those of the configuration, else what the model's files say (launch.run.inputs.stop_tokens_of)."""
+    """Return the sampling parameters. `stop_tokens`: the configuration's, else those of the model's files
+    (launch.run.inputs.stop_tokens_of)."""
     return SamplingParams(
         max_new_tokens=options.max_new_tokens,
         temperature=options.temperature,
@@ -41,13 +42,13 @@ def sampling_params(options: SamplingOptions, stop_tokens: Sequence[int]) -> Sam
 
 
 def stop_rule(options: SamplingOptions, tokenizer: Tokenizer) -> StopRule | None:
-    """What ends a response beside stop tokens: rollout.sampling.stop_strings. Raises DataError."""
+    """Return the rule that ends a response besides stop tokens: rollout.sampling.stop_strings. Raises DataError."""
     return StopRule(strings=stop_strings(options.stop_strings, tokenizer)) if options.stop_strings else None
 
 
 class Batch:
-    """`counts[i]` samples of each `picks[i]`. Ids count from `first_id` in the driver's canonical order, by pick, then
-    by sample: sorting by id gives that order, whatever worker answered first."""
+    """`counts[i]` samples of each `picks[i]`. Ids count from `first_id` by pick, then by sample. Sorting by id
+    therefore gives this canonical order, whichever worker answered first."""
 
     def __init__(
         self,
@@ -60,16 +61,16 @@ class Batch:
         stop: StopRule | Sequence[StopRule | None] | None = None,
         first_id: int = 0,
     ) -> None:
-        """`expected_tokens`: of a response, one entry per pick. `sampling`, `stop`: of every response, or one per pick.
-        Requests of EVAL_EPOCH and below are an evaluation's. Batches that are sampled with the same weights must not
-        share ids, since records of hidden states are known by them: a further one begins at `next_id` of the one
-        before."""
+        """`expected_tokens`: expected length of a response, one entry per pick. `sampling`, `stop`: for all responses,
+        or one per pick. Requests of epochs up to EVAL_EPOCH belong to an evaluation. Batches sampled with the same
+        weights must not share ids, since ids identify records of hidden states: start each further batch at the
+        `next_id` of the last."""
         if not all(count > 0 for count in counts):
             raise ValueError("a pick without samples has no place in a batch: leave it out")
         self.picks = tuple(picks)
         params = sampling if isinstance(sampling, Sequence) else [sampling] * len(picks)
         rules = stop if isinstance(stop, Sequence) else [stop] * len(picks)
-        self._earlier: dict[int, int] = {}  # tokens of responses that are not to be sampled to their end
+        self._earlier: dict[int, int] = {}  # token limit of responses that end earlier than their request says
         self._first = list(accumulate(counts, initial=first_id))  # id of each pick's first sample; then next_id
         self.requests = tuple(
             Request(
@@ -89,7 +90,8 @@ class Batch:
         )
 
     def only(self, requests: Iterable[Request]) -> "Batch":
-        """A batch of these requests: some of its own, begun already, or to be sampled up to an earlier end."""
+        """Return a batch of these requests. They are requests of this batch that have begun, or end at an earlier
+        limit."""
         batch, whole = copy(self), {request.request_id: request.sampling.max_new_tokens for request in self.requests}
         batch.requests = tuple(requests)
         ends = [(request.request_id, request.sampling.max_new_tokens) for request in batch.requests]
@@ -97,7 +99,7 @@ class Batch:
         return batch
 
     def unfinished(self, rollout: Rollout) -> bool:
-        """It has come to an earlier end, not to its own."""
+        """Whether the rollout ended at an earlier limit from `only`, not at its own end."""
         end = self._earlier.get(rollout.request_id)
         return rollout.finish_reason is FinishReason.LENGTH and len(rollout.tokens) == end
 
@@ -109,11 +111,11 @@ class Batch:
         return self._first[-1]
 
     def ids(self, index: int) -> range:
-        """Ids of the samples of picks[index], in their order."""
+        """Return the ids of the samples of picks[index], in order."""
         return range(self._first[index], self._first[index + 1])
 
     def place(self, request_id: int) -> tuple[int, int]:
-        """(index of the pick, index of the sample) that an id stands for."""
+        """Return (index of the pick, index of the sample) of an id."""
         if not self._first[0] <= request_id < self.next_id:
             raise KeyError(f"request {request_id} is not of this batch ({self._first[0]} to {self.next_id - 1})")
         index = bisect_right(self._first, request_id) - 1

@@ -1,5 +1,6 @@
-"""What is made once and found again by the content of its inputs: warm starts, fitted drafters. Owns how contents are
-hashed and how a finished folder takes its place.
+"""Cached artifacts, found by a hash of their inputs: warm starts, fitted drafters.
+
+Owns how contents are hashed and how a finished folder takes its place.
 """
 
 import hashlib
@@ -34,7 +35,7 @@ def is_kept(folder: Path) -> bool:
 
 
 def require_readable(folder: Path) -> None:
-    """Raise PacelineError if this user may not read a file of what was kept in `folder`; there need be none."""
+    """Raise PacelineError if this user may not read a file in `folder`. The folder need not exist."""
     for file in sorted(folder.iterdir()) if folder.is_dir() else ():
         if file.is_file() and not os.access(file, os.R_OK):
             raise PacelineError(
@@ -43,7 +44,7 @@ def require_readable(folder: Path) -> None:
 
 
 def keep(made: Path, folder: Path, what: str) -> None:
-    """`made` becomes `folder`, sealed, unless another run made the same one meanwhile. Raises PacelineError."""
+    """Seal `made` and rename it to `folder`, unless another run did so meanwhile. Raises PacelineError."""
     try:
         seal(made)
         sync(made / CHECKSUMS_FILE)
@@ -55,8 +56,8 @@ def keep(made: Path, folder: Path, what: str) -> None:
 
 
 def add_files(digest: "hashlib.blake2b", folders: Iterable[Path], *data: Path) -> None:
-    """Names and contents: of the files in the folders of model and tokenizer, each folder once and nothing below it,
-    and of the data, files or trees."""
+    """Add names and contents to the digest: those of the files directly in `folders` (each folder once), and of `data`
+    (files or trees)."""
     files = [file for folder in dict.fromkeys(folders) for file in sorted(folder.iterdir())]
     read = [file for path in data for file in (sorted(path.rglob("*")) if path.is_dir() else [path])]
     for file in [*files, *read]:

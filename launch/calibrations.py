@@ -1,7 +1,7 @@
 """The calibrations that runs share: a folder beside the warm starts, one file per model, precision and device.
 
-Owns the files' names, which of them a run hands to its engines, and how what engines learn is merged into them; several
-runs may do so at once. Measures nothing.
+Owns the files' names, the choice of those that a run hands to its engines, and how an engine's measurements are merged
+into them. Several runs may do so at once. Measures nothing.
 """
 
 import fcntl
@@ -29,19 +29,19 @@ WRITE_S = 30.0  # what engines have learned is kept at least so often
 
 
 def calibrations_folder(config: Config) -> Path:
-    """Shared by all runs below run.dir, like the warm starts."""
+    """Return the folder that all runs below run.dir share, as they do the warm starts."""
     return Path(config.run.dir) / FOLDER
 
 
 def file_of(folder: Path, key: CalibrationKey) -> Path:
-    """Readable, and another one for every key."""
+    """Return the file of a key. Its name is readable, and unique by a hash of the key."""
     digest = hashlib.blake2b("\n".join((key.model, key.precision, key.device)).encode(), digest_size=5).hexdigest()
     words = re.sub(r"[^a-z0-9]+", "-", f"{key.model} {key.precision} {key.device}".lower()).strip("-")
     return folder / f"{words[:120].strip('-')}-{digest}.json"
 
 
 def read_calibration(path: Path) -> Calibration:
-    """Read a calibration of any key. Raises OSError, and ValueError for what is damaged or of another release."""
+    """Read a calibration of any key. Raises OSError, and ValueError if the file is damaged or of another release."""
     text = path.read_bytes().decode("utf-8")
     try:
         return Calibration.model_validate_json(text)
@@ -52,8 +52,8 @@ def read_calibration(path: Path) -> Calibration:
 
 
 def merged(first: Calibration, second: Calibration) -> Calibration:
-    """Two of the same key as one: passes of about the same shape by how often each was measured, drafts as in `second`
-    where both have them."""
+    """Merge two calibrations of one key. Passes of similar shape are averaged by their number of measurements; where
+    both have a draft, that of `second` counts."""
     assert first.key == second.key
     both = Calibration(
         key=second.key,
@@ -70,8 +70,8 @@ def add_to_folder(
     observer: RunObserver = UNOBSERVED,
     base: Calibration | None = None,
 ) -> Path:
-    """Merge it into the file of its key, whoever else does so at the same time. `base`: what it grew from; where that
-    is still all that the file holds, it takes its place. Returns the file. Raises OSError."""
+    """Merge `calibration` into the file of its key and return the file. Safe while other processes do the same. `base`:
+    the calibration that it grew from. If the file still equals `base`, it is replaced. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     path = file_of(folder, calibration.key)
     with _locked(folder):
@@ -81,7 +81,7 @@ def add_to_folder(
 
 
 def replace_in_folder(folder: Path, calibration: Calibration) -> Path:
-    """Keep it instead of what was known of its key. Returns the file. Raises OSError."""
+    """Replace what the file of its key holds, and return the file. Raises OSError."""
     folder.mkdir(parents=True, exist_ok=True)
     path = file_of(folder, calibration.key)
     with _locked(folder):
@@ -91,7 +91,7 @@ def replace_in_folder(folder: Path, calibration: Calibration) -> Path:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Released by the kernel however this process ends."""
+    """Hold the folder's file lock. The kernel releases it however this process ends."""
     with (folder / ".lock").open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
@@ -113,7 +113,7 @@ def _load(path: Path, key: CalibrationKey, observer: RunObserver) -> Calibration
 
 
 def calibration_issues(config: Config) -> Iterator[Issue]:
-    """What is wrong with a calibration that was demanded, as far as the driver can know: engines know their devices."""
+    """Yield the faults of a calibration named by path, as far as the driver sees them. Engines know their devices."""
     wanted = config.rollout.speculation.calibration
     if wanted in ("auto", "off") or config.rollout.speculation.mode == "off":
         return
@@ -142,7 +142,7 @@ def _known_to_driver(config: Config) -> dict[str, str]:
 
 @dataclass(slots=True, kw_only=True)
 class CalibrationStore:
-    """A run's calibrations: what its engines begin with, and what they tell."""
+    """A run's calibrations: those its engines start with, and what the engines measure."""
 
     folder: Path
     observer: RunObserver
@@ -150,11 +150,11 @@ class CalibrationStore:
     path: str = ""  # of the only one, where it was demanded
     keeps: bool = True  # what engines learn
     clock: Callable[[], float] = time.monotonic
-    _learned: dict[str, Calibration] = field(default_factory=dict)  # by worker: its latest holds all before
-    _news: bool = False  # since the files were written
-    _written: dict[CalibrationKey, Calibration] = field(default_factory=dict)  # what this run's grow from
+    _learned: dict[str, Calibration] = field(default_factory=dict)  # latest of each worker; includes all before
+    _news: bool = False  # something was learned since the files were written
+    _written: dict[CalibrationKey, Calibration] = field(default_factory=dict)  # base of the next write
     _written_s: float = 0.0
-    _known: set[tuple[str, int]] = field(default_factory=set)  # what was said of engines' starts
+    _known: set[tuple[str, int]] = field(default_factory=set)  # reported engine starts
 
     @classmethod
     def of(cls, config: Config, observer: RunObserver) -> "CalibrationStore":
@@ -175,7 +175,7 @@ class CalibrationStore:
         return cls(folder=folder, observer=observer, given=given)
 
     def heard(self, worker: str, event: PassEvent) -> None:
-        """Take what an engine measured."""
+        """Take an engine's measurement."""
         match event:
             case PassesKnown(key, passes):
                 self._starts(worker, key, passes)
@@ -190,7 +190,7 @@ class CalibrationStore:
                 self.observer.event("calibration_drift", f"{worker}: {drift_text(factor, before)}")
 
     def write(self) -> None:
-        """Keep what engines have told of since the last call."""
+        """Write what engines have measured since the last call."""
         news, self._news = self._news, False
         self._written_s = self.clock()
         if not (self.keeps and news):
@@ -235,7 +235,7 @@ def _fitting(folder: Path, wanted: dict[str, str], observer: RunObserver) -> Ite
 
 
 def drift_text(factor: float, before: float) -> str:
-    """What it means, for people."""
+    """Describe the drift for people."""
     if abs(factor - 1) < 0.2:
         return f"engine steps take what the calibration says again (before: {before:.2f}x)"
     if factor > 1:

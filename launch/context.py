@@ -1,4 +1,4 @@
-"""What every part of a run is given, beside the parts that it uses."""
+"""The context that every part of a run receives, besides the parts that it uses."""
 
 import time
 from collections.abc import Iterator
@@ -22,12 +22,12 @@ class RunContext(Context):
     pace: Pace | None = None  # of experiments
 
     def check(self) -> None:
-        """Raises Interrupted where the run was asked to stop."""
+        """Raise Interrupted if the run was asked to stop."""
         self.interrupt.check()
 
     @contextmanager
     def learner_span(self, kind: str) -> Iterator[None]:
-        """What the learner does inside the block, for the timeline."""
+        """Record the block on the timeline as what the learner does."""
         begin_s, step = time.time(), self.observer.current_step
         yield
         self.observer.span(Span("learner", kind, begin_s, time.time(), step))

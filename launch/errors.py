@@ -1,8 +1,7 @@
-"""Failures that a user can cause or mend: a message that names the culprit and a remedy. Never shown with a traceback.
+"""Failures that a user can cause or fix: a message with the culprit and a remedy, shown without a traceback.
 
 Lower layers cannot import this module; they raise exception classes of their own. `as_expected` decides which
-exceptions count as expected: a PacelineError, any exception class defined in one of our packages, and what the
-operating system refused (OSError).
+exceptions are expected: a PacelineError, any exception class defined in one of our packages, and OSError.
 """
 
 import sys
@@ -13,7 +12,7 @@ from models.durable import FULL, room
 OUR_PACKAGES = frozenset(
     {"actors", "config", "contracts", "coordinator", "drafter", "launch", "models", "planner", "policies"}
 )
-_ABOVE = __name__.removesuffix("launch.errors")  # "paceline." where it was installed from a wheel
+_ABOVE = __name__.removesuffix("launch.errors")  # "paceline." in an installed wheel
 _OURS = tuple(f"{_ABOVE}{package}." for package in OUR_PACKAGES)
 
 
@@ -37,13 +36,13 @@ class UsageError(PacelineError):
 
 
 class RayLostError(PacelineError):
-    """Ray's own servers are gone or silent: nothing can be saved any more."""
+    """Ray's own servers are gone or silent. Nothing can be saved any more."""
 
-    exit_code = 75  # temporary failure, as sysexits.h has it: the same command with --resume goes on
+    exit_code = 75  # temporary failure (sysexits.h): the same command with --resume continues
 
 
 def as_expected(error: BaseException) -> PacelineError | None:
-    """`error` as a PacelineError if it is an expected failure, else None (a bug: it deserves its traceback).
+    """Return `error` as a PacelineError if it is an expected failure, else None (a bug: it deserves its traceback).
 
     Errors that a Ray task or actor raised are unwrapped to their cause.
     """
@@ -53,7 +52,7 @@ def as_expected(error: BaseException) -> PacelineError | None:
     if isinstance(error, PacelineError):
         return error
     if type(error).__module__.startswith("ray.") and type(error).__name__ == "OutOfMemoryError":
-        # The first line says how much of the node's memory was used; a page about Ray follows.
+        # The first line has the node's used memory; Ray adds a page of text.
         return PacelineError(f"Ray ended a process: {_first_line(error)}", remedy=_MEMORY_REMEDY)
     remedy = getattr(error, "remedy", None)
     if f"{type(error).__module__}.".startswith(_OURS):
@@ -92,7 +91,7 @@ def _os_message(error: OSError) -> str:
 
 
 def show(error: PacelineError) -> None:
-    """A red panel; rules above and below instead where a line is too long, so that commands can still be copied."""
+    """Print a red panel. If a line is too long, rules above and below replace it, so that commands can be copied."""
     from rich.console import Console
     from rich.panel import Panel
     from rich.text import Text

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as a flag that the training loop reads between its phases. Never stops anything itself."""
+"""Ctrl-C and SIGTERM as a flag that the training loop reads between its phases. It never stops anything itself."""
 
 import queue
 import signal
@@ -11,7 +11,7 @@ from actors.observer import RunObserver
 
 
 class Interrupted(Exception):  # noqa: N818 - a request, not an error
-    """The user or the cluster asked the run to stop; raised where stopping loses nothing."""
+    """The user or the cluster asked the run to stop. Raised where stopping loses nothing."""
 
 
 class Interrupt:
@@ -20,7 +20,7 @@ class Interrupt:
     def __init__(self) -> None:
         self.requested = False
         self.signal_name = ""
-        self._asked: queue.SimpleQueue[str] = queue.SimpleQueue()  # its put may interrupt anything, itself too
+        self._asked: queue.SimpleQueue[str] = queue.SimpleQueue()  # put is reentrant: signal handlers may call it
 
     def when_asked(self, observer: RunObserver) -> None:
         """Tell it at the first request, on a thread of its own: a signal handler may hold no lock."""

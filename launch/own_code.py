@@ -1,7 +1,7 @@
-"""The loss, the advantages and the drafters that a configuration names by import path: tried out before a run starts.
+"""Try out a user's loss, advantages and drafters, named by import path, before a run starts.
 
-Each is imported and called once on a few made-up numbers, in one child process, so that neither torch nor what a user's
-module does on import reaches this one. `own_code_text` names them for the summary.
+Each is imported and called once on a few made-up numbers, in one child process. So neither torch nor the side effects
+of a user's import reach this process. `own_code_text` names them for the summary.
 """
 
 import json
@@ -16,15 +16,16 @@ from config.import_path import OwnCodeError
 from launch.config import Config, Issue
 
 _TIMEOUT_S = 120.0
-_ROOT = Path(__file__).resolve().parents[len(__name__.split(".")) - 1]  # where imports begin
+_ROOT = Path(__file__).resolve().parents[len(__name__.split(".")) - 1]  # root of imports
 
 
 def own_code_issues(config: Config) -> list[Issue]:
-    """What is wrong with a user's loss, advantages or drafters, each under its key. Imports them in a child."""
+    """Return the faults of a user's loss, advantages or drafters, each under its key. Imports them in a
+    child process."""
     tasks = _tasks(config)
     if not tasks:
         return []
-    # The user's folders come last: a package there that is called as one of ours hides nothing.
+    # The user's folders come last, so that a package there cannot shadow one of ours.
     code = (
         f"import sys; sys.path[:0] = [{str(_ROOT)!r}]; sys.path += {folders()!r}; from {__name__} import main; main()"
     )
@@ -45,12 +46,13 @@ def own_code_issues(config: Config) -> list[Issue]:
     except (IndexError, ValueError):  # the user's code ended the process
         last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
         return [Issue(next(iter(tasks)), f"the process that tried it out ended: {last}")]
-    texts = [fault.partition(": ")[2] for fault in faults]  # behind the key, which the issue has
+    texts = [fault.partition(": ")[2] for fault in faults]  # without the key, which the issue has
     return [Issue(key, text + _searched(text)) for key, text in zip(tasks, texts, strict=True) if text]
 
 
 def own_code_text(options: Mapping[str, Any]) -> str | None:
-    """`loss my_module:loss; drafter parrot, my_module:Parrot` of nested mappings; None: all is built-in."""
+    """Name the user's code in nested mappings, such as `loss my_module:loss; drafter parrot, my_module:Parrot`. None if
+    all of it is built in."""
     objective = options.get("objective") or {}
     speculation = (options.get("rollout") or {}).get("speculation") or {}
     parts = [f"loss {objective['loss']}"] if ":" in str(objective.get("loss", "")) else []
@@ -61,7 +63,7 @@ def own_code_text(options: Mapping[str, Any]) -> str | None:
 
 
 def main() -> None:
-    """In the child: try what stdin lists, print what is wrong with each as the last line."""
+    """Run in the child: try what stdin lists, and print the fault of each as the last line."""
     from drafter.own import try_drafter
     from policies.objectives.own import try_loss
     from policies.own_advantages import try_advantages
@@ -82,7 +84,7 @@ def main() -> None:
 
 
 def _tasks(config: Config) -> dict[str, tuple[str, dict[str, Any]]]:
-    """(what it is, arguments of its trial), by key."""
+    """Return (kind, arguments of its trial) of the user's code, by key."""
     objective, speculation = config.objective, config.rollout.speculation
     tasks: dict[str, tuple[str, dict[str, Any]]] = {}
     if objective.own_loss:
@@ -97,5 +99,5 @@ def _tasks(config: Config) -> dict[str, tuple[str, dict[str, Any]]]:
 
 
 def _searched(fault: str) -> str:
-    """Where a module that is not there was looked for."""
+    """Return where a missing module was searched."""
     return looked_in(fault.partition("cannot be imported: ")[2])

@@ -1,6 +1,6 @@
-"""In which precision rollouts and learner compute: what a run says of it, and its last evaluation in both.
+"""The precision of rollouts and of the learner: its description, and the last evaluation in both.
 
-Owns the words, and the note beside an exported model. Who computes how is decided by the configuration alone.
+Owns the words, and the note beside an exported model. The configuration alone decides the precisions.
 """
 
 import json
@@ -10,24 +10,24 @@ from pathlib import Path
 from launch.config import Config
 from launch.observe.journal import replace
 
-EVALUATION = "evaluation.json"  # in the folder of an exported model: which precision was evaluated, and how it did
+EVALUATION = "evaluation.json"  # in the folder of an exported model: the evaluated precision and its rewards
 REWARD, MASTER_REWARD = "eval/reward", "eval/master_reward"
 
 
 def aligned(config: Config) -> bool:
-    """Whether the learner's forward pass multiplies the very numbers that rollouts do."""
+    """Whether the learner's forward pass multiplies exactly the numbers that rollouts multiply."""
     return config.rollout.quantization == "none" or config.learner.quantization == "rollout"
 
 
 def evaluated_as(config: Config) -> str:
-    """The precision of rollouts and of evaluations: a low-bit format, or model.dtype."""
+    """Return the precision of rollouts and evaluations: a low-bit format, or model.dtype."""
     form = config.rollout.quantization
     return config.model.dtype if form == "none" else form
 
 
 def precision_text(rollouts: str, learner: str, dtype: str) -> str:
-    """`rollouts in w8a8, which the learner mirrors; what it trains in float32`. `rollouts`: rollout.quantization,
-    `learner`: learner.quantization, `dtype`: model.dtype."""
+    """Return text such as `rollouts in w8a8, which the learner mirrors; what it trains in float32`. `rollouts`:
+    rollout.quantization, `learner`: learner.quantization, `dtype`: model.dtype."""
     if rollouts == "none":
         return f"rollouts and learner in {dtype}"
     if learner == "rollout":
@@ -38,8 +38,8 @@ def precision_text(rollouts: str, learner: str, dtype: str) -> str:
 def note_evaluation(
     config: Config, folder: Path, step: int, metrics: Mapping[str, float], weights: str | None = None
 ) -> None:
-    """Beside a model of a low-bit run: in which precision it was evaluated, and its rewards in both. `weights`: of the
-    folder; default: model.dtype, as they are trained."""
+    """Write a note beside a low-bit run's model: the precision of its evaluation, and the rewards in both precisions.
+    `weights`: precision of the folder's weights; default: model.dtype, as trained."""
     if config.rollout.quantization == "none" or REWARD not in metrics:
         return
     rewards = {evaluated_as(config): metrics[REWARD]}

@@ -1,7 +1,6 @@
-"""`paceline.train` and `paceline.evaluate`: the commands' work, called from Python. Owns how a configuration and reward
-functions are given there, and what comes back.
+"""`paceline.train` and `paceline.evaluate`: the commands' work, called from Python.
 
-Imports neither torch nor ray before something is run.
+Owns how a configuration and reward functions are passed, and the results. Imports neither torch nor ray before a run.
 """
 
 import json
@@ -18,10 +17,10 @@ from launch.errors import UsageError
 from launch.observe import journal
 from launch.reward_functions import reward_override
 
-Reward = Callable[..., Any] | Mapping[str, Any]  # a function, or a term of reward.terms, whose function may be one
+Reward = Callable[..., Any] | Mapping[str, Any]  # a function, or a term of reward.terms that may contain one
 Rewards = Reward | Sequence[Reward]
 Given = str | Path | Mapping[str, Any]
-_NAME = "configuration"  # of one that is in no file
+_NAME = "configuration"  # name of a configuration that is in no file
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +31,7 @@ class Run:
 
     @property
     def model(self) -> Path:
-        """The trained model, a Hugging Face directory; it is there once the run has ended."""
+        """The folder of the trained model in Hugging Face format. It exists once the run has ended."""
         return self.path / "model"
 
     def steps(self) -> list[dict[str, Any]]:
@@ -57,15 +56,15 @@ def train(
 ) -> Run:
     """Train as `paceline train` does, with this process as the driver, and return the run.
 
-    config: a YAML file, or its content as nested mappings. overrides: "key=value". rewards: functions as
-    docs/howto/rewards.md describes them, or terms ({"function": f, "weight": 0.2}, {"kind": "math"}), in the place of
-    reward.terms; they may be defined in the script or notebook that calls this. resume: go on from the run's newest
-    intact checkpoint, or from that of `step`. backend: "local" runs everything in this process, without Ray: the same
-    tokens, rewards and losses, for debugging, notebooks and tests. It writes no checkpoints, so it cannot resume, and
-    what it cannot do (several learner ranks, vLLM) it refuses.
+    config: a YAML file, or its content as nested mappings. overrides: "key=value". rewards: functions as in
+    docs/howto/rewards.md, or terms ({"function": f, "weight": 0.2}, {"kind": "math"}). They replace reward.terms, and
+    may be defined in the calling script or notebook. resume: continue from the run's newest intact checkpoint, or from
+    that of `step`. backend: "local" runs everything in this process, without Ray: the same tokens, rewards and losses,
+    for debugging, notebooks and tests. It writes no checkpoints, so it cannot resume. It refuses several learner ranks
+    and vLLM.
 
     Ctrl-C checkpoints the last complete step and raises KeyboardInterrupt. Raises PacelineError (ConfigError, ...) for
-    what a user can mend. Where Ray's own servers are lost this process ends, as the command does.
+    errors that a user can fix. If Ray's own servers are lost, this process ends, as the command does.
     """
     _on_main_thread()
     if step is not None and not resume:
@@ -99,10 +98,10 @@ def train(
 def evaluate(
     what: Given, *overrides: str, config: str | Path | None = None, rewards: Rewards | None = None
 ) -> dict[str, float]:
-    """Held-out metrics (eval/reward, ...), as `paceline eval` measures them.
+    """Return held-out metrics (eval/reward, ...), as `paceline eval` measures them.
 
-    what: a configuration, as for `train`, or the folder of a run, a checkpoint or a model; config: how to evaluate the
-    latter. The other arguments and what is raised are those of `train`.
+    what: a configuration, as for `train`, or the folder of a run, a checkpoint or a model. config: how to evaluate such
+    a folder. The other arguments and the errors are those of `train`.
     """
     _on_main_thread()
     from launch.commands.eval_target import Target, find
@@ -130,7 +129,7 @@ def evaluate(
 def _load(config: Given, overrides: Sequence[str], *, training: bool = True) -> Config:
     if not isinstance(config, Mapping):
         return load_config(config, overrides, training=training).config
-    values = json.loads(json.dumps(config, default=str))  # a copy, of plain values: a Path is a text
+    values = json.loads(json.dumps(config, default=str))  # a copy with plain values: a Path becomes text
     return load_values(values, _NAME, overrides, training=training).config
 
 

@@ -1,8 +1,8 @@
-"""Reward functions given as Python objects, for workers that know them by module and name only.
+"""Pass reward functions given as Python objects to workers, which load them by module and name only.
 
-A function of a module that others can import goes by its name. One of a script, a notebook or another function is
-pickled by value (cloudpickle, which comes with Ray) into a module of the run's own, in run.dir, which all nodes see;
-`code_paths` puts its folder on this process's `sys.path`, and launch.cluster.session on that of the workers.
+A function of an importable module is passed by its name. A function of a script, a notebook or another function is
+pickled by value (cloudpickle, which comes with Ray) into a module in run.dir, which all nodes see. `code_paths` puts
+its folder on this process's `sys.path`, and launch.cluster.session on that of the workers.
 """
 
 import base64
@@ -26,7 +26,8 @@ import pickle
 
 
 def code_paths(config: Config) -> list[str]:
-    """Folders that workers need on `sys.path` for the functions of `config`; they are on this process's from now on."""
+    """Return the folders that workers need on `sys.path` for the functions of `config`. Also adds them to this
+    process's."""
     if not any((term.function or "").startswith(f"{MODULE}:") for term in config.reward.terms):
         return []
     folder = _folder(config)
@@ -39,8 +40,8 @@ def _folder(config: Config) -> Path:
 
 
 def reward_override(terms: Sequence[Callable[..., Any] | Mapping[str, Any]], config: Config) -> str:
-    """`reward.terms=...` of functions and terms. Writes a module for those that cannot be imported by name. Raises
-    UsageError."""
+    """Return `reward.terms=...` for functions and terms. Writes a module for those that cannot be imported by name.
+    Raises UsageError."""
     pickled: dict[str, Callable[..., Any]] = {}
     written: list[dict[str, Any]] = []
     for term in terms:
@@ -61,7 +62,7 @@ def reward_override(terms: Sequence[Callable[..., Any] | Mapping[str, Any]], con
 
 
 def importable(function: Callable[..., Any]) -> str | None:
-    """`module:name` under which another process finds the same object; None if there is no such name."""
+    """Return `module:name` under which another process finds the same object; None if there is none."""
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
     if module is None or module == "__main__" or not name.isidentifier():
         return None
@@ -84,7 +85,7 @@ def _write(functions: Mapping[str, Callable[..., Any]], folder: Path) -> None:
     for name, function in functions.items():
         try:
             data = base64.b64encode(cloudpickle.dumps(function)).decode("ascii")  # type: ignore[no-untyped-call]
-        except Exception as error:  # whatever a closure holds may refuse
+        except Exception as error:  # anything in a closure may refuse to be pickled
             raise UsageError(
                 f"the reward function {name} cannot be sent to workers: {type(error).__name__}: {error}",
                 remedy="let it open files and connections when it is called, or put it into a module",

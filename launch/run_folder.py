@@ -1,4 +1,6 @@
-"""The folder of a run on disk. A new run never overwrites an older one of the same name, and no two write to one."""
+"""The folder of a run on disk. A new run never overwrites an older one of the same name, and no two write to one
+folder.
+"""
 
 import fcntl
 import os
@@ -10,7 +12,7 @@ from pathlib import Path
 from launch.errors import PacelineError, UsageError
 
 BEST_DIR = "best"  # in the run's folder: its best model (launch.run.best)
-BEST_RECORD = "best.json"  # in it: {"step", "eval/..."}, of a low-bit run also {"evaluated_as", "weights"}
+BEST_RECORD = "best.json"  # in BEST_DIR: {"step", "eval/..."}, of a low-bit run also {"evaluated_as", "weights"}
 
 
 @contextmanager
@@ -37,7 +39,7 @@ def claim(run_dir: Path) -> Iterator[None]:
 
 
 def holder(run_dir: Path) -> str:
-    """Who holds it: "process N on HOST"; empty if nobody does."""
+    """Return the holder: "process N on HOST"; empty if there is none."""
     try:
         with run_dir.with_name(f".{run_dir.name}.lock").open(encoding="utf-8") as file:
             try:
@@ -50,12 +52,12 @@ def holder(run_dir: Path) -> str:
 
 
 def log_file(run_dir: Path, actor: str) -> str:
-    """Where the actor's lines go; the folder is made by who writes first."""
+    """Return the path of the actor's log; its first writer makes the folder."""
     return str((run_dir / "logs" / f"{actor}.log").resolve())
 
 
 def set_aside(run_dir: Path) -> Path | None:
-    """Move an existing run folder to the first free `<name>.N`, and return where it went."""
+    """Move an existing run folder to the first free `<name>.N`. Returns its new path."""
     if not run_dir.exists():
         return None
     number = 1
@@ -66,7 +68,7 @@ def set_aside(run_dir: Path) -> Path | None:
 
 
 def best_model(run: Path) -> Path:
-    """Raises UsageError if the run kept none."""
+    """Return the run's best model. Raises UsageError if the run kept none."""
     if not (run / BEST_DIR / BEST_RECORD).is_file():
         raise UsageError(
             f"no best model in {run}",

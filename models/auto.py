@@ -1,7 +1,7 @@
 """Any other architecture, for the learner: `AutoModelForCausalLM` behind the interface of our Transformer.
 
-Owns the translation between packed segments and the padded batches that every transformers model computes right.
-Never used by the native engine, and never bitwise batch-invariant.
+Translates packed segments to padded batches, which every transformers model computes correctly. Never used by the
+native engine, and never bitwise batch-invariant.
 """
 
 import os
@@ -24,7 +24,7 @@ class AutoTransformer(nn.Module):
 
     def __init__(self, model: nn.Module) -> None:
         """model: a transformers causal LM whose logits are its output embedding applied to its last hidden state (a
-        final soft cap or scale included); UnsupportedModelError for one that does more. All weights are loaded."""
+        final soft cap or scale included). Raises UnsupportedModelError for any other. All weights are loaded."""
         super().__init__()
         self.model: Any = model
         self._check_head()
@@ -33,8 +33,8 @@ class AutoTransformer(nn.Module):
     def load(
         cls, path: str | os.PathLike[str], *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
     ) -> "AutoTransformer":
-        """From a Hugging Face directory; never downloads, never runs code from the checkpoint."""
-        from transformers import AutoConfig, AutoModelForCausalLM  # seconds to import, and the engine never needs it
+        """Load a Hugging Face directory; never downloads, never runs code from the checkpoint."""
+        from transformers import AutoConfig, AutoModelForCausalLM  # slow import, unused by the engine
 
         config = AutoConfig.from_pretrained(path, local_files_only=True)
         model = AutoModelForCausalLM.from_pretrained(
@@ -82,7 +82,7 @@ class AutoTransformer(nn.Module):
 
     @torch.no_grad()
     def _check_head(self) -> None:
-        """Three tokens through both paths: a head that we do not know must not train on wrong logits."""
+        """Compare three tokens' logits with the model's own: an unsupported head must not train on wrong logits."""
         was_training = self.model.training
         self.model.eval()
         device = next(self.model.parameters()).device
@@ -95,11 +95,11 @@ class AutoTransformer(nn.Module):
 
     @property
     def tied(self) -> bool:
-        """The head is the embedding."""
+        """Whether the head shares the embedding's weights."""
         return self.model.get_output_embeddings().weight is self.model.get_input_embeddings().weight
 
     def layout(self) -> list[Slice]:
-        """Every parameter and persistent buffer under transformers' own name, tied ones once."""
+        """Return every parameter and persistent buffer under transformers' own name, tied ones once."""
         kept = self.model.state_dict(keep_vars=True)
         first: dict[int, str] = {}
         for name, tensor in kept.items():
@@ -108,14 +108,14 @@ class AutoTransformer(nn.Module):
 
     @property
     def converts(self) -> bool:
-        """Whether transformers makes other tensors of those that a checkpoint holds."""
+        """Whether transformers converts the checkpoint's tensors to others."""
         names = self.model.state_dict(keep_vars=True)
         empty = {name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta") for name, tensor in names.items()}
         stored = self.as_stored(dict(empty))
         return {n: t.shape for n, t in stored.items()} != {n: t.shape for n, t in empty.items()}
 
     def as_stored(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Names and shapes of the checkpoint format (transformers 5 fuses some tensors, such as experts, in memory)."""
+        """Return tensors in the checkpoint's format (transformers 5 fuses some, such as experts, in memory)."""
         from transformers.core_model_loading import revert_weight_conversion
 
         stored: dict[str, Tensor] = revert_weight_conversion(self.model, tensors)
@@ -136,10 +136,10 @@ class AutoTransformer(nn.Module):
 
 
 def attention_of(config: Any) -> str | None:
-    """transformers' attention for a model of that configuration; None: its own choice.
+    """Return transformers' attention for a model of that configuration; None: its own choice.
 
-    Torch's fused attention has no cap of attention scores (Gemma 2): transformers 5.19 chooses it all the same, and
-    leaves the cap out without a word.
+    Torch's fused attention cannot cap attention scores (Gemma 2): transformers 5.19 chooses it anyway, and silently
+    omits the cap.
     """
     return "eager" if getattr(config.get_text_config(), "attn_logit_softcapping", None) is not None else None
 

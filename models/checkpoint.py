@@ -1,5 +1,6 @@
-"""Hugging Face checkpoints in and out of a model. Owns names, fusing and initialisation; never the optimizer or the
-run's state (actors/training), nor the files themselves (models/directory.py)."""
+"""Load and save Hugging Face checkpoints of a model: names, fusing and initialisation.
+
+Optimizer and run state are in actors/training, the files themselves in models/directory.py."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -40,7 +41,7 @@ __all__ = [
 ]
 
 CausalModel = Transformer | AutoTransformer
-_STORED_FLOATS = (torch.float32, torch.bfloat16, torch.float16)  # of checkpoints that are trained from
+_STORED_FLOATS = (torch.float32, torch.bfloat16, torch.float16)  # dtypes of checkpoints that can be trained from
 
 
 def load_model(
@@ -51,10 +52,10 @@ def load_model(
     batch_invariant: bool = True,
     low_bit: LowBitFormat | None = None,
 ) -> Transformer:
-    """The model in a Hugging Face directory, converted to `dtype`; with `low_bit`, the blocks' matrices then quantised,
-    one after the other, so that never more than one is held in `dtype`.
+    """Load the model in a Hugging Face directory, converted to `dtype`.
 
-    Raises UnsupportedModelError (another architecture), ModelConfigError (one that `low_bit` does not fit too),
+    With `low_bit`, the blocks' matrices are then quantised one by one, so that at most one is held in `dtype`. Raises
+    UnsupportedModelError (another architecture), ModelConfigError (also if `low_bit` does not fit),
     WeightsMismatchError.
     """
     config = ModelConfig.from_hf(read_config(path))
@@ -90,7 +91,8 @@ def load_causal_model(
     device: torch.device | str = "cpu",
     batch_invariant: bool = True,
 ) -> CausalModel:
-    """The learner's network (`model.implementation`); auto: native if it knows the architecture, else transformers."""
+    """Load the learner's network (`model.implementation`); auto: native if the architecture is supported, else
+    transformers."""
     if implementation != "transformers":
         try:
             return load_model(path, dtype=dtype, device=device, batch_invariant=batch_invariant)
@@ -126,19 +128,19 @@ def init_model(
 
 
 def hf_state_dict(model: CausalModel) -> dict[str, Tensor]:
-    """Hugging Face names and unfused tensors, in a fixed order. Views of the live parameters, detached; of a model with
-    adapters what it computes with, merged.
+    """Return Hugging Face names and unfused tensors, in a fixed order: detached views of the live parameters.
 
-    Of a sharded (FSDP2) model: full tensors, all at once, gathered; every rank must call it.
+    Adapters are returned merged. For a sharded (FSDP2) model: full tensors, gathered all at once; every rank must call
+    it.
     """
     return dict(hf_tensors(model))
 
 
 def hf_tensors(model: CausalModel, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
-    """As `hf_state_dict`, in `dtype` (default: as they are), one parameter at a time: nothing of the one before is held
-    when the next is gathered, so that a caller who lets go of each needs the memory of the largest.
+    """Yield the tensors of `hf_state_dict` one parameter at a time, in `dtype` (default: unchanged).
 
-    Of a sharded model: every rank must go to the end, in step with the others.
+    The previous parameter is released before the next is gathered, so the caller needs memory for the largest only.
+    With a sharded model, all ranks must iterate to the end, in step.
     """
     parameters = _tensors(model)
     for names in _groups(model):
@@ -149,7 +151,7 @@ def hf_tensors(model: CausalModel, dtype: torch.dtype | None = None) -> Iterator
 
 
 def hf_shapes(model: CausalModel) -> dict[str, torch.Size]:
-    """Names and shapes of `hf_tensors`, in its order. Nothing is gathered or copied."""
+    """Return names and shapes of `hf_tensors`, in its order. Nothing is gathered or copied."""
     parameters = _tensors(model)
     empty = {name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta") for name, tensor in parameters.items()}
     return {
@@ -158,15 +160,15 @@ def hf_shapes(model: CausalModel) -> dict[str, torch.Size]:
 
 
 def _groups(model: CausalModel) -> Iterator[list[Slice]]:
-    """The layout in parts that can be converted by themselves: slices of one parameter; of one layer where transformers
-    makes one tensor of several, or several of one."""
+    """Yield the layout in parts that can be converted separately: slices of one parameter, or of one layer if
+    transformers merges or splits tensors."""
     split = isinstance(model, AutoTransformer) and model.converts
     part_of = _layer_of if split else (lambda piece: piece.parameter)
     return (list(group) for _, group in groupby(model.layout(), key=part_of))
 
 
 def _layer_of(piece: Slice) -> str:
-    """The name up to its first number, the layer's; the whole name elsewhere."""
+    """Return the name up to its first number, the layer's; the whole name if there is none."""
     parts = piece.hf_name.split(".")
     number = next((i for i, part in enumerate(parts) if part.isdigit()), len(parts))
     return ".".join(parts[: number + 1])
@@ -179,7 +181,7 @@ def _gathered(
     for name in dict.fromkeys(piece.parameter for piece in pieces):
         tensor: Any = parameters[name].detach()
         if dtype is not None:
-            tensor = tensor.to(dtype)  # Before it is gathered: the same numbers, and half as many bytes.
+            tensor = tensor.to(dtype)  # before gathering: the same numbers, half the bytes
         full[name] = gathered(tensor)
     tensors = {piece.hf_name: full[piece.parameter][piece.start : piece.stop] for piece in pieces}
     for piece in pieces:
@@ -188,7 +190,7 @@ def _gathered(
 
 
 def _merged(model: CausalModel, parameters: Mapping[str, Tensor], piece: Slice, tensor: Tensor) -> Tensor:
-    """With the adapters that the model has for it, if any."""
+    """Return the tensor merged with the model's adapters for it, if any."""
     module = piece.hf_name.rpartition(".")[0].rpartition(".")[2]
     place = f"{piece.parameter.removesuffix('.weight')}.adapters.{module}"
     if f"{place}.a" not in parameters:
@@ -199,14 +201,15 @@ def _merged(model: CausalModel, parameters: Mapping[str, Tensor], piece: Slice, 
 
 
 def gathered(tensor: Any) -> Tensor:
-    """The whole of a sharded parameter, detached; every rank calls it. Others as they are."""
+    """Return a sharded parameter in full, detached; every rank must call it. Others are returned unchanged."""
     tensor = tensor.detach()
     full: Tensor = tensor.full_tensor() if is_sharded(tensor) else tensor
     return full
 
 
 def hf_targets(model: Transformer) -> dict[str, Tensor]:
-    """By Hugging Face name, the live memory of each unfused tensor: rows of our parameters. Not of a sharded model."""
+    """Return the live memory of each unfused tensor by Hugging Face name: rows of our parameters. Not for sharded
+    models."""
     parameters = _tensors(model)
     return {piece.hf_name: parameters[piece.parameter].detach()[piece.start : piece.stop] for piece in model.layout()}
 
@@ -216,7 +219,7 @@ def load_hf_state_dict(model: CausalModel, mapping: Mapping[str, Tensor]) -> Non
     """Copy unfused tensors into the model, in place; nothing is changed if names, shapes or dtypes differ.
 
     Float tensors are converted into a float32 or bfloat16 model; any other change of dtype is an error. A tied model
-    accepts a redundant lm_head.weight. Of a sharded (FSDP2) model: every rank passes the full tensors. Raises
+    accepts a redundant lm_head.weight. For a sharded (FSDP2) model, every rank passes the full tensors. Raises
     WeightsMismatchError.
     """
     layout = model.layout()
@@ -237,8 +240,8 @@ def load_hf_state_dict(model: CausalModel, mapping: Mapping[str, Tensor]) -> Non
 def load_packed(model: Transformer, manifest: WeightsManifest, buffer: Buffer) -> None:
     """Copy the weights of a flat buffer into the model, in place; nothing changes if checksum, names or shapes differ.
 
-    Onto CUDA in pieces through pinned memory, where the dtype is the model's: never a pageable copy. Raises
-    WeightsCorruptError, WeightsMismatchError.
+    Onto CUDA in pieces through pinned memory if the dtypes match, without a pageable copy. Raises WeightsCorruptError,
+    WeightsMismatchError.
     """
     named = dict(unpack(manifest, buffer))
     targets = hf_targets(model)
@@ -253,7 +256,8 @@ def load_packed(model: Transformer, manifest: WeightsManifest, buffer: Buffer) -
 
 
 def _check(model: CausalModel, given: Mapping[str, Tensor]) -> None:
-    """WeightsMismatchError unless `given` has the names, shapes and dtypes of the model, or floats for its floats."""
+    """Raise WeightsMismatchError unless `given` has the model's names, shapes and dtypes, or convertible float
+    dtypes."""
     parameters = _tensors(model)
     expected = {piece.hf_name: parameters[piece.parameter][piece.start : piece.stop].shape for piece in model.layout()}
     check_tensors(expected, given, tied=isinstance(model, Transformer) and model.tied)
@@ -273,7 +277,8 @@ def _plain(dtype: torch.dtype | str) -> str:
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Whether it is a DTensor; without importing that class, which would cost every engine a second at its start."""
+    """Return whether it is a DTensor, without importing that class: the import would cost every engine a second at its
+    start."""
     return hasattr(tensor, "device_mesh")
 
 
@@ -285,8 +290,9 @@ def copy_full(target: Any, full: Tensor) -> None:
 
 
 def check_tensors(expected: Mapping[str, torch.Size], given: Mapping[str, Tensor], *, tied: bool) -> None:
-    """WeightsMismatchError unless `given` has the expected names and shapes. `tied`: the head is the embedding, so that
-    lm_head.weight is not expected, and may be there if it is equal to that."""
+    """Raise WeightsMismatchError unless `given` has the expected names and shapes.
+
+    `tied`: the head shares the embedding, so lm_head.weight is not expected, but allowed if it is equal."""
     check_names(expected, given, also_allowed={"lm_head.weight"} if tied else set())
     check_shapes(expected, given)
     if (
@@ -298,7 +304,8 @@ def check_tensors(expected: Mapping[str, torch.Size], given: Mapping[str, Tensor
 
 
 def check_names(expected: Mapping[str, Any], given: Mapping[str, Any], *, also_allowed: set[str]) -> None:
-    """WeightsMismatchError unless `given` has the expected names (inv_freq buffers of old checkpoints are ignored)."""
+    """Raise WeightsMismatchError unless `given` has the expected names (inv_freq buffers of old checkpoints are
+    ignored)."""
     if missing := [name for name in expected if name not in given]:
         raise WeightsMismatchError(f"missing tensor {missing[0]} (and {len(missing) - 1} more) for this model's config")
     ignored = also_allowed | expected.keys()
@@ -325,7 +332,7 @@ def save_model(
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters, and the buffers that a checkpoint holds; a tied one once, under its first name."""
+    """Return parameters and stored buffers; tied ones once, under their first name."""
     stored = model.state_dict(keep_vars=True).keys()
     buffers = {name: buffer for name, buffer in model.named_buffers() if name in stored}
     return dict(model.named_parameters()) | buffers

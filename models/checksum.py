@@ -1,9 +1,9 @@
-"""The check that travels with weights: 64 bits over flat memory, computed at the speed of memory. No torch, no I/O.
+"""Checksum of weights: 64 bits over flat memory, computed at memory speed. No torch, no I/O.
 
-Owns the definition, which a device computes too (`models.pieces`): the memory, padded with zeros, is a table of 64-bit
-words, BLOCK_WORDS to a row; the check is a hash of the sums (modulo 2^64) of all rows and of all columns. Any word that
-changed alone changes a sum for certain, two words that swapped change one too, and so does another length. It guards
-against damage and mix-ups, not against an adversary.
+A device computes the same (`models.pieces`). The memory, padded with zeros, is a table of 64-bit words, BLOCK_WORDS per
+row. The checksum is a hash of the sums (modulo 2^64) of all rows and of all columns. A single changed word always
+changes a sum; so do two swapped words and another length. It guards against damage and mix-ups, not against an
+adversary.
 """
 
 import os
@@ -17,15 +17,15 @@ from numpy.typing import NDArray
 
 BLOCK_WORDS = 8192
 BLOCK_BYTES = 8 * BLOCK_WORDS
-_ROWS = 32  # summed both ways while they are in a cache
-_SHARE_BYTES = 64 * 2**20  # of one thread at least
+_ROWS = 32  # summed both ways while cached
+_SHARE_BYTES = 64 * 2**20  # minimum per thread
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Sums = NDArray[np.uint64]
 
 
 def checksum(buffer: Bytes) -> int:
-    """Of the whole buffer (uint8, one dimension)."""
+    """Return the checksum of the whole buffer (uint8, one dimension)."""
     flat = np.ascontiguousarray(buffer)
     shares = max(1, min(os.cpu_count() or 1, 8, flat.size // _SHARE_BYTES))
     bounds = [BLOCK_BYTES * (flat.size // BLOCK_BYTES * i // shares) for i in range(shares)] + [flat.size]
@@ -37,7 +37,7 @@ def checksum(buffer: Bytes) -> int:
 
 
 def block_sums(part: Bytes) -> tuple[Sums, Sums]:
-    """Sums of the rows and of the columns [BLOCK_WORDS] of memory that begins with a row."""
+    """Return the sums of the rows and of the columns [BLOCK_WORDS] of memory that starts at a row."""
     whole = part.size // BLOCK_BYTES
     if whole * BLOCK_BYTES < part.size:
         tail = np.zeros(BLOCK_BYTES, np.uint8)
@@ -58,7 +58,7 @@ def block_sums(part: Bytes) -> tuple[Sums, Sums]:
 
 
 def digest(rows: Sums, columns: Sums, total_bytes: int) -> int:
-    """The check of memory of this size with these sums, of all its parts in order."""
+    """Return the checksum of memory of this size from the row and column sums of all its parts, in order."""
     state = blake2b(total_bytes.to_bytes(8, "little"), digest_size=8)
     state.update(np.ascontiguousarray(rows, "<u8").data)
     state.update(np.ascontiguousarray(columns, "<u8").data)
@@ -66,7 +66,7 @@ def digest(rows: Sums, columns: Sums, total_bytes: int) -> int:
 
 
 def _in_threads(count: int, work: Callable[[int], tuple[Sums, Sums]]) -> list[tuple[Sums, Sums]]:
-    """numpy gives the interpreter's lock back while it sums."""
+    """Run on threads: numpy releases the interpreter lock while it sums."""
     if count == 1:
         return [work(0)]
     with ThreadPoolExecutor(count) as pool:

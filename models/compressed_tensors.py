@@ -1,7 +1,7 @@
-"""Low-bit checkpoints as the format `compressed-tensors` describes them, which stock vLLM loads as they are.
+"""Low-bit checkpoints in the `compressed-tensors` format, which stock vLLM loads directly.
 
-Owns what config.json says of them, and the writing of a model directory. Never rounds: `models.low_bit` does, and its
-names and bytes are those of this format, so that what an engine is handed needs no other names either.
+Writes config.json's entry and the model directory. `models.low_bit` does the rounding; its names and bytes are those of
+this format, so engines receive the same names.
 """
 
 import os
@@ -20,8 +20,10 @@ EXPORTED = tuple(form.name for form in FORMATS.values() if form.stored in _LAYOU
 
 
 def quantization_config(form: LowBitFormat) -> dict[str, Any]:
-    """config.json's `quantization_config`. Raises ValueError for a format whose groups and zero points are stored as
-    `compressed-tensors` does not have them: it packs eight values into an int32."""
+    """Return config.json's `quantization_config`.
+
+    Raises ValueError for grouped formats with zero points: `compressed-tensors` stores those differently, with eight
+    values per int32."""
     if form.stored not in _LAYOUTS:
         raise ValueError(f"no checkpoint is written in {form.name}: only {', '.join(EXPORTED)} (compressed-tensors)")
     numbers = {"num_bits": form.bits, "type": "int" if form.stored == "int8" else "float", "symmetric": True}
@@ -50,10 +52,10 @@ def write_quantised(
     tokenizer_dir: str | os.PathLike[str] | None = None,
     source_dir: str | os.PathLike[str] | None = None,
 ) -> None:
-    """A model directory whose layers are in `form`, of a full-precision model's config.json and tensors.
+    """Write a model directory whose layers are in `form`, from a full-precision model's config.json and tensors.
 
-    `dtype`: what the tensors are rounded to first, as a learner that publishes in it does; default: as they are.
-    Raises ValueError (see `quantization_config`), and as `models.directory.write_checkpoint`.
+    `dtype`: the tensors are first rounded to it, as by a learner that publishes in it; default: not rounded. Raises
+    ValueError (see `quantization_config`), and as `models.directory.write_checkpoint`.
     """
     described = dict(config) | {"quantization_config": quantization_config(form)}
     rounded = ((name, tensor if dtype is None else tensor.to(dtype)) for name, tensor in named)

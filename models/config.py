@@ -1,6 +1,6 @@
 """The shape of a decoder-only transformer, read from and written to Hugging Face's config.json.
 
-Owns which architectures and options the native transformer supports; never reads weights, never imports torch.
+Defines which architectures and options the native transformer supports; never reads weights, never imports torch.
 """
 
 import json
@@ -17,12 +17,12 @@ Family = Literal["llama", "mistral", "qwen2", "qwen3"]
 
 ARCHITECTURES: Mapping[str, Family] = {
     "LlamaForCausalLM": "llama",
-    "MistralForCausalLM": "mistral",  # Llama without biases, where its window hides nothing
+    "MistralForCausalLM": "mistral",  # Llama without biases, if its window covers all positions
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
 }
 _DEFAULT_MAX_POSITIONS: Mapping[Family, int] = {"llama": 2048, "mistral": 131072, "qwen2": 32768, "qwen3": 32768}
-_MISTRAL_WINDOW, _MISTRAL_KV_HEADS = 4096, 8  # transformers' defaults for keys that are left out
+_MISTRAL_WINDOW, _MISTRAL_KV_HEADS = 4096, 8  # transformers' defaults for absent keys
 
 
 class ModelConfigError(ValueError):
@@ -30,7 +30,7 @@ class ModelConfigError(ValueError):
 
 
 class UnsupportedModelError(ModelConfigError):
-    """The model is valid but not one that this implementation computes; the message says which are."""
+    """The model is valid but not supported by this implementation; the message lists the supported ones."""
 
     def __init__(
         self,
@@ -42,7 +42,8 @@ class UnsupportedModelError(ModelConfigError):
 
 
 def read_config(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """config.json of a model directory (or the file itself); ModelConfigError if there is none or it is not JSON."""
+    """Return config.json of a model directory (or the file itself). Raises ModelConfigError if it is missing or not
+    JSON."""
     file = Path(path)
     if file.is_dir():
         file = file / "config.json"
@@ -69,10 +70,10 @@ class Llama3RopeScaling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig(Network):
-    """Every number that decides what the network computes: its sizes, and how they are computed with.
+    """Every number that determines what the network computes.
 
     `qk_norm` (RMSNorm over each query and key head before RoPE) follows from the family: Qwen3 has it. `source` keeps
-    the config.json it was read from, so that keys which mean nothing to us (token ids, ...) survive a round trip.
+    the original config.json, so that unused keys (token ids, ...) survive a round trip.
     """
 
     family: Family
@@ -101,8 +102,8 @@ class ModelConfig(Network):
     def from_hf(cls, config: Mapping[str, Any]) -> "ModelConfig":
         """Read a config.json, in the spelling of transformers 4 or 5.
 
-        Raises UnsupportedModelError for anything that this transformer would compute differently, ModelConfigError for
-        a missing or impossible value.
+        Raises UnsupportedModelError for options that this transformer would compute differently, ModelConfigError for a
+        missing or impossible value.
         """
         if config.get("quantization_config"):
             raise ModelConfigError(
@@ -145,7 +146,7 @@ class ModelConfig(Network):
         )
 
     def to_hf(self) -> dict[str, Any]:
-        """The config.json that transformers 5 loads as the same network; unknown keys of `source` are kept."""
+        """Return the config.json that transformers 5 loads as the same network; unknown keys of `source` are kept."""
         stale = {"rope_theta", "rope_scaling", "rope_parameters", "layer_types", "torch_dtype", "num_hidden_layers"}
         kept = {key: value for key, value in self.source.items() if key not in stale}
         rope: dict[str, Any] = {"rope_type": "default", "rope_theta": self.rope_theta}
@@ -179,20 +180,20 @@ class ModelConfig(Network):
         if self.family == "llama":
             written["mlp_bias"] = self.mlp_bias
         if self.family == "mistral":
-            written["sliding_window"] = self.source.get("sliding_window")  # left out it would mean 4096
+            written["sliding_window"] = self.source.get("sliding_window")  # an absent key would mean 4096
         return kept | written
 
 
 @dataclass(frozen=True, slots=True)
 class ModelLimits:
-    """What must be known of a model of any architecture before it is loaded; None: its config.json does not say."""
+    """Limits of a model of any architecture, known before loading; None: its config.json does not say."""
 
     positions: int | None  # longest sequence, tokens
-    heads: int | None  # of attention
+    heads: int | None  # attention heads
 
 
 def limits_of(config: Mapping[str, Any]) -> ModelLimits:
-    """From a config.json. Raises ModelConfigError for one of our own architectures that is not usable."""
+    """Read the limits from a config.json. Raises ModelConfigError for an unusable one of a native architecture."""
     try:
         ours = ModelConfig.from_hf(config)
     except UnsupportedModelError:
@@ -203,7 +204,7 @@ def limits_of(config: Mapping[str, Any]) -> ModelLimits:
 
 
 def require_low_bit(config: ModelConfig, form: LowBitFormat) -> None:
-    """ModelConfigError for a model whose matrices cannot be stored in this format: the message names the first."""
+    """Raise ModelConfigError if the model's matrices cannot be stored in this format; the message names the first."""
     hidden = "hidden_size", config.hidden_size
     inputs = {
         "self_attn.q_proj": hidden,
@@ -230,15 +231,17 @@ MOST_RANKS = 8  # of one engine, on one node
 
 
 def ranks_of(model: ModelConfig) -> tuple[int, ...]:
-    """Numbers of ranks that one engine's model can be spread over (models.tensor_parallel): query heads and inner
-    dimension are shared evenly; heads of keys too, or each is held by several ranks, of whose query heads it is."""
+    """Return the possible rank counts of one engine (models.tensor_parallel).
+
+    Query heads and inner dimension are divided evenly. Key heads are too, or each is on all ranks that hold its query
+    heads."""
     heads, keys, inner = model.num_heads, model.num_kv_heads, model.intermediate_size
     evenly = [n for n in range(1, MOST_RANKS + 1) if not heads % n and not inner % n]
     return tuple(ranks for ranks in evenly if not keys % ranks or not ranks % keys)
 
 
 def ranks_fault(model: ModelConfig, ranks: int) -> str:
-    """Why the model cannot be spread over so many ranks; "": it can."""
+    """Return why the model cannot be divided among this many ranks; "" if it can."""
     if ranks in (fitting := ranks_of(model)):
         return ""
     return (
@@ -276,7 +279,8 @@ def _reject_what_is_not_computed(config: Mapping[str, Any], family: Family) -> N
 
 
 def _reject_a_window_of_every_layer(config: Mapping[str, Any]) -> None:
-    """Mistral's, which no other key switches off. It hides nothing from sequences that are no longer than it."""
+    """Reject a window that hides tokens. Mistral's applies to every layer and has no off switch; sequences within it
+    are unaffected."""
     if config.get("sliding_window", _MISTRAL_WINDOW) is None:
         return
     window = _integer(config, "sliding_window", _MISTRAL_WINDOW)

@@ -1,10 +1,10 @@
-"""What changed from one buffer of weights to the next: positions and new bits of the elements that differ, nothing
-else. Owns the encoding; never decides when one is sent, or what then if it does not fit. No torch, no I/O.
+"""Difference between two buffers of weights: positions and new bits of the changed elements. Defines the encoding;
+callers decide when to send one. No torch, no I/O.
 
 A delta is one uint8 buffer: a header of 64-bit words, a table with a row for each part, then each part's positions and
-values. Parts are runs of PART_ELEMENTS elements within one tensor, as the layout of the buffer gives them. A part's
-positions take the form that is smallest for it: gaps between changed elements in bytes or in 16-bit words, a bitmap, or
-none, where all of it is sent. Elements are compared as bits, so -0.0 and every NaN arrive as they were.
+values. Parts are runs of PART_ELEMENTS elements within one tensor, in the buffer's layout. A part's positions have the
+smallest of these forms: gaps between changed elements in bytes or in 16-bit words, a bitmap, or none, with all elements
+sent. Elements are compared as bits, so -0.0 and every NaN are preserved.
 """
 
 import math
@@ -27,13 +27,13 @@ R = TypeVar("R")
 PART_ELEMENTS = 1 << 20
 _MAGIC = 0x31305F41544C4544  # "DELTA_01"
 _HEADER_WORDS, _ROW_WORDS = 8, 4
-_LOOK_EVERY = 61  # of so many blocks one is looked at before all are: a prime, so that no shape hides between them
+_LOOK_EVERY = 61  # samples one of this many blocks first; a prime, so that no regular shape hides between samples
 _LOOK_BYTES = 4096
 _THREADS_FROM_BYTES = 16 << 20
 
 
 class DeltaError(ValueError):
-    """This delta does not lead from the buffer at hand to the one that is wanted. What to do: take the whole buffer."""
+    """The delta does not lead from the held buffer to the wanted one. Remedy: load the whole buffer."""
 
 
 class _Form(IntEnum):
@@ -46,7 +46,7 @@ class _Form(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A buffer of weights that somebody has."""
+    """A held buffer of weights and its manifest."""
 
     manifest: WeightsManifest
     buffer: Bytes
@@ -76,7 +76,8 @@ _NONE = np.zeros(0, np.uint8)
 
 
 def share_changed(old: Bytes, new: Bytes) -> float:
-    """Share of 16-bit words that differ, estimated on one block of 4 KiB in 61: [0, 1]. Reads 1/61 of both buffers."""
+    """Estimate the share of 16-bit words that differ, in [0, 1], from one 4 KiB block in 61. Reads 1/61 of both
+    buffers."""
     blocks = old.size // _LOOK_BYTES
     if not blocks:
         return float(np.mean(old != new)) if old.size else 0.0
@@ -86,13 +87,13 @@ def share_changed(old: Bytes, new: Bytes) -> float:
 
 
 def encode(old: Held, new: Held, *, limit_bytes: int) -> Bytes | None:
-    """The delta from `old` to `new`; None if it would be larger than `limit_bytes` or the two lie differently."""
+    """Return the delta from `old` to `new`; None if it would exceed `limit_bytes` or the layouts differ."""
     if old.manifest.tensors != new.manifest.tensors or old.manifest.total_bytes != new.manifest.total_bytes:
         return None
     parts = list(_parts(new.manifest.tensors))
     head = 8 * (_HEADER_WORDS + _ROW_WORDS * len(parts))
     if share_changed(old.buffer, new.buffer) * new.manifest.total_bytes / 2 > limit_bytes:
-        return None  # for each word of the two bytes at most one was counted, and each changed byte is sent
+        return None  # each differing word has at least one changed byte, and each changed byte is sent
     total, encoded = head, []
     for one in _each(lambda part: _encode(part.of(old.buffer), part.of(new.buffer)), parts, old.buffer.size):
         encoded.append(one)
@@ -115,15 +116,15 @@ def encode(old: Held, new: Held, *, limit_bytes: int) -> Bytes | None:
 
 
 def changed_elements(delta: Bytes) -> int:
-    """How many elements it changes."""
+    """Return the number of elements that the delta changes."""
     return int(_table(delta)[:, 1].sum())
 
 
 def apply(delta: Bytes, wanted: WeightsManifest, held: WeightsManifest, buffer: Bytes) -> None:
     """Change `buffer`, which `held` describes, in place into the one that `wanted` describes.
 
-    Raises DeltaError: with `buffer` untouched if the delta is of other weights or damaged in its header or table, else
-    with a buffer that is neither (its checksum is not the wanted one).
+    Raises DeltaError. `buffer` is untouched if the delta is of other weights or damaged in its header or table.
+    Otherwise it is invalid: its checksum is not the wanted one.
     """
     table = _table(delta)
     header = delta[: 8 * _HEADER_WORDS].view(np.uint64)
@@ -159,7 +160,7 @@ def _parts(tensors: Sequence[TensorSpec]) -> Iterator[_Part]:
 
 
 def _table(delta: Bytes) -> "NDArray[np.uint64]":
-    """Rows [parts, 4]: form, changed elements, bytes of positions, bytes of values. Raises DeltaError."""
+    """Return rows [parts, 4]: form, changed elements, bytes of positions, bytes of values. Raises DeltaError."""
     if delta.size < 8 * _HEADER_WORDS or delta.dtype != np.uint8:
         raise DeltaError(f"a delta of {delta.size} bytes of {delta.dtype} has no header")
     header = delta[: 8 * _HEADER_WORDS].view(np.uint64)
@@ -179,7 +180,7 @@ def _encode(old: NDArray[Any], new: NDArray[Any]) -> _Encoded:
     if not changed:
         return _Encoded(_Form.SAME, 0, _NONE, _NONE)
     bitmap, saved = -(-new.size // 8), (new.size - changed) * item
-    if bitmap < changed:  # gaps take a byte for each at least
+    if bitmap < changed:  # gaps take at least one byte each
         if bitmap >= saved:
             return _Encoded(_Form.WHOLE, new.size, _NONE, new)
         return _Encoded(_Form.BITMAP, changed, np.packbits(differs), new[differs])
@@ -198,7 +199,7 @@ def _encode(old: NDArray[Any], new: NDArray[Any]) -> _Encoded:
 
 
 def _coded(gaps: "NDArray[np.int64]", word: np.dtype[Any]) -> NDArray[Any]:
-    """Each gap as its largest words, as many as it takes, and what is left of it: smaller than the largest word."""
+    """Encode each gap as copies of the largest word, then the remainder, which is smaller than the largest word."""
     most = (1 << 8 * word.itemsize) - 1
     longs, left = np.divmod(gaps, most)
     ends = np.cumsum(longs + 1) - 1
@@ -208,11 +209,11 @@ def _coded(gaps: "NDArray[np.int64]", word: np.dtype[Any]) -> NDArray[Any]:
 
 
 def _decode(form: int, changed: int, positions: Bytes, values: Bytes, target: NDArray[Any]) -> None:
-    """Raises DeltaError before anything is written of this part."""
+    """Decode one part into `target`. Raises DeltaError before writing anything of this part."""
     item = target.itemsize
     if values.size != changed * item:
         raise DeltaError(f"{values.size} bytes came for {changed} elements of {item} bytes")
-    new = np.frombuffer(values.tobytes(), target.dtype)  # it may begin at any byte
+    new = np.frombuffer(values.tobytes(), target.dtype)  # it may start at any byte
     match form:
         case _Form.WHOLE:
             if changed != target.size or positions.size:
@@ -242,11 +243,12 @@ def _decode(form: int, changed: int, positions: Bytes, values: Bytes, target: ND
 
 
 def _each(work: Callable[[Any], R], items: Sequence[Any], total_bytes: int) -> Iterator[R]:
-    """In order, on several threads if it is much: numpy gives the interpreter's lock back while it compares."""
+    """Yield results in order; on several threads for much data, since numpy releases the interpreter lock while
+    comparing."""
     threads = min(os.cpu_count() or 1, 8)
     if threads == 1 or total_bytes < _THREADS_FROM_BYTES:
         yield from map(work, items)
         return
     with ThreadPoolExecutor(threads, thread_name_prefix="delta") as pool:
-        for start in range(0, len(items), 4 * threads):  # whoever stops asking leaves the rest undone
+        for start in range(0, len(items), 4 * threads):  # a caller that stops leaves the rest uncomputed
             yield from pool.map(work, items[start : start + 4 * threads])

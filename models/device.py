@@ -1,5 +1,4 @@
-"""Where a network runs. The one place that turns a `device` setting into a device of this machine, and
-that gives a block of code its CPU threads."""
+"""Resolve a `device` setting to a device of this machine, and set the CPU threads of a block of code."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +7,8 @@ import torch
 
 
 def choose_device(wanted: str, key: str) -> str:
-    """cpu or cuda. `wanted`: auto, cpu or cuda, as the setting `key` says. RuntimeError if this process has none."""
+    """Return cpu or cuda. `wanted`: auto, cpu or cuda, the value of setting `key`. Raises RuntimeError if the device is
+    missing."""
     if wanted == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if wanted == "cuda" and not torch.cuda.is_available():
@@ -21,7 +21,7 @@ def choose_device(wanted: str, key: str) -> str:
 
 @contextmanager
 def cpu_threads(count: int) -> Iterator[None]:
-    """torch computes with so many threads inside the block."""
+    """Set torch's number of CPU threads inside the block."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

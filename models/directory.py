@@ -1,6 +1,6 @@
 """A Hugging Face model directory on disk: config.json, safetensors (one file or sharded), tokenizer files.
 
-Owns reading lazily and replacing atomically; knows no network and no parameter names.
+Reads lazily and replaces atomically; independent of networks and parameter names.
 """
 
 import json
@@ -28,7 +28,7 @@ _DTYPES = {
     "U8": torch.uint8,
     "F8_E4M3": torch.float8_e4m3fn,
 }
-_SIDE_FILES = (  # Copied beside the weights when the source directory has them.
+_SIDE_FILES = (  # copied beside the weights if the source directory has them
     "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
@@ -44,11 +44,11 @@ _SIDE_FILES = (  # Copied beside the weights when the source directory has them.
 
 
 class WeightsMismatchError(ValueError):
-    """The tensors of a checkpoint are not those of the model; the message names the first that differ."""
+    """The checkpoint's tensors do not match the model; the message names the first that differs."""
 
 
 class SafetensorsDirectory(Mapping[str, Tensor]):
-    """The tensors of a model directory, one file or sharded, read when asked for."""
+    """The tensors of a model directory, one file or sharded, read on access."""
 
     def __init__(self, path: Path) -> None:
         self._files: dict[str, Any] = {}
@@ -72,12 +72,12 @@ class SafetensorsDirectory(Mapping[str, Tensor]):
         return tensor
 
     def shape_of(self, name: str) -> list[int]:
-        """Without reading the tensor."""
+        """Return the shape without reading the tensor."""
         shape: list[int] = self._files[name].get_slice(name).get_shape()
         return shape
 
     def dtype_of(self, name: str) -> torch.dtype | str:
-        """Without reading the tensor; the file's own name of one that no weights have."""
+        """Return the dtype without reading the tensor; an unknown one as its name in the file."""
         code: str = self._files[name].get_slice(name).get_dtype()
         return _DTYPES.get(code, code)
 
@@ -104,11 +104,12 @@ def write_checkpoint(
     max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> None:
     """Write config.json, safetensors and the tokenizer's files; out_dir appears, or is replaced, only when complete.
-    `tensors` by name, one at a time: each is on the host before the next is asked for.
 
-    `tokenizer_dir` and `source_dir` (the model this one came from: generation_config.json) are copied from if given.
-    An existing out_dir is replaced if it holds a model; anything else raises FileExistsError. On an error, a full disk
-    included, the old directory is intact and nothing is left beside it. (A kill between the two renames of a
+    `tensors` by name, one at a time: each is on the host before the next is requested.
+
+    `tokenizer_dir` and `source_dir` (the model this one came from: generation_config.json) are copied from if given. An
+    existing out_dir is replaced if it holds a model; anything else raises FileExistsError. After an error, such as a
+    full disk, the old directory is intact and no temporary file remains. (A kill between the two renames of a
     replacement leaves the old model beside it, as .NAME.old.*/model.)
     """
     out = Path(out_dir)
@@ -137,7 +138,7 @@ def _copy_side_files(source: str | os.PathLike[str] | None, target: Path) -> Non
 
 
 def _write_weights(tensors: Iterable[tuple[str, Tensor]], directory: Path, max_shard_bytes: int) -> set[str]:
-    """Their dtypes."""
+    """Write the shards and return the tensors' dtypes."""
     shards: list[list[str]] = []
     shard: dict[str, Tensor] = {}
     size, total, dtypes = 0, 0, set[str]()
@@ -156,10 +157,10 @@ def _write_weights(tensors: Iterable[tuple[str, Tensor]], directory: Path, max_s
         shard[name] = tensor.detach().to("cpu", copy=True).contiguous()
         dtypes.add(str(tensor.dtype).removeprefix("torch."))
         size, total = size + tensor_bytes, total + tensor_bytes
-        del tensor  # while the next one is made
+        del tensor  # freed before the next one is made
     write()
     weight_map: dict[str, str] = {}
-    for number, names in enumerate(shards, start=1):  # only now is it known of how many
+    for number, names in enumerate(shards, start=1):  # only now is their number known
         file = "model.safetensors" if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         (directory / f"{number - 1}.safetensors").rename(directory / file)
         weight_map |= dict.fromkeys(names, file)
@@ -173,7 +174,8 @@ def _write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def _replace(new: Path, out: Path) -> None:
-    """rename(2) cannot replace a directory that is not empty: move the old one aside, and back if the swap fails."""
+    """Replace a directory: rename(2) cannot replace a non-empty one, so move the old one aside, and back if the swap
+    fails."""
     if not out.exists():
         new.rename(out)
         return

@@ -1,4 +1,4 @@
-"""The dtypes of weights and hidden states, as torch knows them. Owns both directions of the table."""
+"""torch's dtypes of weights and hidden states by name, and names by dtype."""
 
 import torch
 

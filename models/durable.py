@@ -1,7 +1,7 @@
-"""Files that survive a crash of the machine, and folders whose damage shows. Knows nothing of their content; no torch.
+"""Files that survive a machine crash, and folders with detectable damage. Independent of their content; no torch.
 
-A sealed folder holds CHECKSUMS_FILE: size and SHA-256 of every other file below it. One bit that differs is found, that
-file's own included. It guards against damage, not against an adversary.
+A sealed folder holds CHECKSUMS_FILE: size and SHA-256 of every other file below it. Any changed bit is detected, also
+in that file. It guards against damage, not against an adversary.
 """
 
 import errno
@@ -22,7 +22,7 @@ FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A file that is not what was sealed; `file` is its path in the folder, with slashes."""
+    """A file that differs from its sealed state; `file` is its path in the folder, with slashes."""
 
     file: str
     what: str  # "is missing"
@@ -41,7 +41,7 @@ def sync(path: Path) -> None:
 
 
 def seal(folder: Path) -> None:
-    """Write CHECKSUMS_FILE for what lies in `folder` now; nothing is synced. Raises OSError."""
+    """Write CHECKSUMS_FILE for the present files of `folder`; nothing is synced. Raises OSError."""
     names = [name for name in _files(folder) if name != CHECKSUMS_FILE]
     found = dict(zip(names, _described([folder / name for name in names]), strict=True))
     for of in found.values():
@@ -51,9 +51,9 @@ def seal(folder: Path) -> None:
 
 
 def faults(folder: Path) -> list[Fault] | None:
-    """What has changed since `seal`, by name; files that came later do not count. None: it was not sealed.
+    """Return the changes since `seal`, by name, ignoring files added later. None: the folder is not sealed.
 
-    Reads every byte. Raises PermissionError where this user may not read one.
+    Reads every byte. Raises PermissionError if this user may not read one.
     """
     try:
         text = (folder / CHECKSUMS_FILE).read_text(encoding="utf-8")
@@ -89,7 +89,7 @@ def faults(folder: Path) -> list[Fault] | None:
 
 
 def put_aside(folder: Path, why: str) -> Path:
-    """Rename a folder to NAME.WHY, or NAME.WHY.2 and so on: nobody uses or overwrites it there. Returns that path."""
+    """Rename a folder to NAME.WHY, or NAME.WHY.2 and so on, where nothing uses or overwrites it. Returns that path."""
     target, number = folder.with_name(f"{folder.name}.{why}"), 1
     while target.exists():
         number += 1
@@ -100,8 +100,8 @@ def put_aside(folder: Path, why: str) -> Path:
 
 
 def room(path: Path) -> str:
-    """What the file system of `path`, or of the first folder above it that exists, has left, as a sentence; "" where it
-    does not say."""
+    """Return a sentence about the free space of the file system of `path`, or of its first existing parent; "" if
+    unknown."""
     try:
         there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
         if os.statvfs(there).f_files and not os.statvfs(there).f_favail:
@@ -113,7 +113,7 @@ def room(path: Path) -> str:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Give an OSError about a full or broken disk, which comes without a file from a write, the name of `path`."""
+    """Add the name of `path` to an OSError about a full or broken disk, which a write raises without a file."""
     try:
         yield
     except OSError as error:
@@ -127,14 +127,15 @@ def _files(folder: Path) -> list[str]:
 
 
 def _text(files: dict[str, Any]) -> str:
-    """The whole of CHECKSUMS_FILE; its first line is the sum of the rest."""
+    """Return the text of CHECKSUMS_FILE; its first line is the checksum of the rest."""
     body = json.dumps(files, indent=1, sort_keys=True)
     return f'{{"sha256": "{hashlib.sha256(body.encode()).hexdigest()}",\n"files": {body}}}\n'
 
 
 def _described(paths: list[Path]) -> list[Any]:
-    """Size and sum of each file, on a few threads (hashlib works without the interpreter's lock). An OSError takes the
-    place of a file that cannot be read; PermissionError is raised."""
+    """Return size and checksum of each file, on a few threads (hashlib releases the interpreter lock).
+
+    An OSError replaces the entry of an unreadable file; PermissionError is raised."""
     with ThreadPoolExecutor(max(1, min(8, os.cpu_count() or 1, len(paths)))) as pool:
         return list(pool.map(_describe, paths))
 

@@ -1,6 +1,7 @@
-"""A GGUF file (llama.cpp's format, one file with quantised weights, tokenizer and chat template) as a model directory.
+"""Convert a GGUF file (llama.cpp's format, one file with quantised weights, tokenizer and chat template) to a model
+directory.
 
-Owns which files are accepted and the check of the result. transformers maps tensors and tokenizer, the package `gguf`
+Decides which files are accepted and checks the result. transformers maps tensors and tokenizer, the package `gguf`
 dequantises; both are imported only when a file is converted. Never downloads.
 """
 
@@ -28,10 +29,10 @@ class GgufError(ValueError):
 def convert(file: Path, out: Path) -> None:
     """Write `file` as a Hugging Face directory `out`: float32 safetensors, config.json, tokenizer, chat template.
 
-    `out` appears only when it is complete and its logits agree with those of the model that transformers reads from the
-    file itself: float32, 64 token ids, largest difference at most 1e-3 of the largest logit. Raises GgufError for a
-    damaged or split file, an architecture, tensor type or position scaling that is not supported, a tokenizer that does
-    not fit, and for logits that differ; OSError where `out` cannot be written.
+    `out` appears only when it is complete and its logits match those of the model that transformers reads from the file
+    itself: float32, 64 token ids, largest difference at most 1e-3 of the largest logit. Raises GgufError for a damaged
+    or split file, an unsupported architecture, tensor type or position scaling, a tokenizer that does not fit, and
+    logits that differ; OSError if `out` cannot be written.
     """
     names, words, head_dim = _inspect(file)
     tokenizer, model = _load(file, head_dim)
@@ -44,7 +45,7 @@ def convert(file: Path, out: Path) -> None:
     config = {key: value for key, value in model.config.to_dict().items() if not key.startswith("_")}
     config["architectures"] = [type(model).__name__]
     config["tie_word_embeddings"] = "output.weight" not in names
-    config.pop("quantization_config", None)  # weights are float32 by now
+    config.pop("quantization_config", None)  # weights are float32 now
     tensors = model.state_dict()
     if config["tie_word_embeddings"]:
         tensors.pop("lm_head.weight", None)
@@ -59,8 +60,9 @@ def convert(file: Path, out: Path) -> None:
 
 
 def _load(file: Path, head_dim: int | None) -> tuple[Any, Any]:
-    """transformers' tokenizer and float32 model of it, every weight from the file. head_dim: as the file has it, where
-    transformers does not read it (Qwen3)."""
+    """Return transformers' tokenizer and float32 model, with every weight from the file.
+
+    head_dim: the file's value, if transformers does not read it (Qwen3)."""
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
 
@@ -85,7 +87,7 @@ def _load(file: Path, head_dim: int | None) -> tuple[Any, Any]:
     finally:
         if bars:
             logging.enable_progress_bar()
-    # transformers would fill such weights with random numbers.
+    # transformers would initialise such weights randomly
     if strange := [
         *map(str, found["mismatched_keys"]),
         *(key for key in found["missing_keys"] if "lm_head" not in key),
@@ -95,15 +97,15 @@ def _load(file: Path, head_dim: int | None) -> tuple[Any, Any]:
 
 
 def _without_added(file: Path, words: int) -> None:
-    """Take the tokens off that transformers adds beyond the file's own (`<|endoftext|>`): no embedding is theirs."""
+    """Remove the tokens that transformers adds beyond the file's own (`<|endoftext|>`): they have no embedding."""
     values = json.loads(file.read_text(encoding="utf-8"))
     values["added_tokens"] = [token for token in values["added_tokens"] if token["id"] < words]
     file.write_text(json.dumps(values, ensure_ascii=False), encoding="utf-8")
 
 
 def _inspect(file: Path) -> tuple[set[str], int, int | None]:
-    """Names of its tensors, number of its tokens, size of a head if the file says it. Raises GgufError for what would
-    be read wrongly, or not at all."""
+    """Return the file's tensor names, number of tokens, and head size if stored. Raises GgufError for unsupported
+    content."""
     try:
         import gguf
     except ImportError:
@@ -140,14 +142,14 @@ def _inspect(file: Path) -> tuple[set[str], int, int | None]:
 
 @torch.no_grad()
 def _compare(file: Path, made: Path, theirs: Any) -> None:
-    """GgufError unless the directory's logits are those of the model that transformers read from the file."""
+    """Raise GgufError unless the directory's logits match those of transformers' model from the file."""
     ours = load_model(made, dtype=torch.float32)
     ids = torch.randint(theirs.config.vocab_size, (PROBE_TOKENS,), generator=torch.Generator().manual_seed(0))
     context = PackedContext.from_lengths([PROBE_TOKENS])
     found: Tensor = ours.logits(ours(ids, context))
     wanted: Tensor = theirs(input_ids=ids[None]).logits[0]
     gap = float((found - wanted).abs().max() / wanted.abs().max())
-    if not gap <= WIDEST_GAP:  # NaN too
+    if not gap <= WIDEST_GAP:  # also for NaN
         raise GgufError(
             f"{file}: converted, its logits differ from those of transformers by {gap:.1e} of the largest: please "
             "report it, and give the model's Hugging Face directory meanwhile"

@@ -1,4 +1,4 @@
-"""Which rows of which fused parameter hold a Hugging Face tensor: the one table behind loading, saving and hand-off."""
+"""Layout of Hugging Face tensors as rows of fused parameters: the one table behind loading, saving and hand-off."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from models.config import ModelConfig
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Hugging Face tensor `hf_name` = rows [start, stop) of our parameter; the whole of it if stop is None."""
+    """Hugging Face tensor `hf_name` = rows [start, stop) of our parameter; all rows if stop is None."""
 
     hf_name: str
     parameter: str
@@ -17,10 +17,10 @@ class Slice:
 
 
 def hf_layout(config: ModelConfig, low_bit: LowBitFormat | None = None) -> list[Slice]:
-    """Every tensor of a checkpoint, in the order of the forward pass; slices of one parameter are adjacent.
+    """Return every tensor of a checkpoint, in the order of the forward pass; slices of one parameter are adjacent.
 
-    `low_bit`: of a model whose blocks hold their matrices in that format: each with its scales, and zero points where
-    the format has them (models.low_bit).
+    `low_bit`: the format of the blocks' matrices. Each then has scales, and zero points if the format has them
+    (models.low_bit).
     """
     slices = [Slice("model.embed_tokens.weight", "embed_tokens.weight")]
     for layer in range(config.num_layers):

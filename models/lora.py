@@ -1,5 +1,5 @@
-"""Low-rank adapters of the native transformer's projections: where they are, how they begin, and how an engine merges
-them into its weights. Owns their names, which are peft's; neither files (`models.peft`) nor arithmetic (`models.ops`).
+"""Low-rank adapters of the native transformer's projections: their places, initialisation, and merging in an engine.
+Their names are peft's (`models.peft` has the files, `models.ops` the arithmetic).
 """
 
 import math
@@ -23,9 +23,11 @@ from models.transformer import Adapter, Projection, Transformer
 
 
 def attach(model: Transformer, options: LoraOptions, seed: int) -> None:
-    """Freeze the model and give its projections adapters, float32, as peft initialises them: A uniform within
-    1 / sqrt(inputs) (Kaiming's with a = sqrt(5)), B = 0, so that nothing has changed yet; a seed gives the same numbers
-    on every device. Or those at `options.path`. Raises AdapterError."""
+    """Freeze the model and add float32 adapters to its projections, or load those at `options.path`. Raises
+    AdapterError.
+
+    New ones are initialised as in peft: A uniform within 1 / sqrt(inputs) (Kaiming's with a = sqrt(5)), B = 0, so that
+    the model is unchanged. A seed gives the same numbers on every device."""
     model.requires_grad_(False)
     generator = torch.Generator().manual_seed(seed)
     device = model.embed_tokens.weight.device
@@ -47,7 +49,7 @@ def attach(model: Transformer, options: LoraOptions, seed: int) -> None:
 
 
 def adapter_parameters(model: Transformer, options: LoraOptions) -> Iterator[tuple[str, nn.Parameter]]:
-    """Every A and B under its name in peft's files."""
+    """Yield every A and B under its name in peft's files."""
     for piece in adapted(model.config, options):
         module, _, _ = piece.parameter.rpartition(".")
         adapter = model.get_submodule(f"{module}.adapters.{piece.hf_name.split('.')[-2]}")
@@ -56,23 +58,26 @@ def adapter_parameters(model: Transformer, options: LoraOptions) -> Iterator[tup
 
 
 def room_for(tensors: Sequence[TensorSpec], device: torch.device) -> dict[str, Tensor]:
-    """Memory for adapters that come piece by piece, by name."""
+    """Allocate memory by name for adapters that arrive piece by piece."""
     return {spec.name: torch.empty(spec.shape, dtype=DTYPES[spec.dtype], device=device) for spec in tensors}
 
 
 class AdapterBase:
-    """What an engine merges adapters into: the matrices of the directory that it started from. They stay in that
-    directory's files, mapped: no copy of its own, one in the page cache for all engines of a node, and files that
-    somebody deletes meanwhile stay readable."""
+    """The base matrices, for engines to merge adapters into: those of the directory that the engine started from.
+
+    They are memory-mapped files: one copy in the page cache for all engines of a node, and still readable if the files
+    are deleted."""
 
     def __init__(self, path: str | os.PathLike[str], options: LoraOptions, dtype: torch.dtype) -> None:
-        """`dtype`: of the model, before anything is stored in few bits. Raises WeightsMismatchError."""
+        """`dtype`: the model's, before low-bit storage. Raises WeightsMismatchError."""
         self._tensors, self._options, self._dtype = SafetensorsDirectory(Path(path)), options, dtype
 
     @torch.no_grad()
     def merge_into(self, model: Transformer, adapters: Mapping[str, Tensor], *, everything: bool) -> None:
-        """Make the model that of the base and these adapters, one matrix after the other, in place. `everything`: the
-        layers' other matrices too, whose memory is new. Raises AdapterError for adapters of another model."""
+        """Set the model to the base merged with these adapters, one matrix at a time, in place.
+
+        `everything`: also the layers' other matrices, whose memory is new. Raises AdapterError for adapters of another
+        model."""
         fault = misfit(model.config, self._options, {name: tensor.shape for name, tensor in adapters.items()})
         if fault:
             raise AdapterError(f"adapters of another model: {fault}")

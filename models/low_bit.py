@@ -1,9 +1,9 @@
-"""Weights in few bits: rounding to the nearest, and back. Owns the arithmetic; no file, no network, no
-products (`models.ops.low_bit`), no names (`config.formats`).
+"""Low-bit weights: rounding to the nearest, and back. No files, no network; `models.ops.low_bit` has the products,
+`config.formats` the names.
 
 W8A8 is the format that `compressed-tensors` calls int-quantized, which vLLM computes on CPUs and GPUs: symmetric, one
-scale per output row. Grouped formats are asymmetric: weight = scale * (value - zero), with 0 among what they can say.
-Everything is float32, one operation after the other, so that learner and engine, CPU and GPU round alike.
+scale per output row. Grouped formats are asymmetric: weight = scale * (value - zero), and 0 is always representable.
+All arithmetic is float32, one operation at a time, so that learner and engine, CPU and GPU round alike.
 """
 
 from collections.abc import Iterable, Iterator
@@ -14,19 +14,19 @@ from torch import Tensor
 
 from config.formats import FORMATS, LowBitFormat, part_names
 
-LEVELS = 127  # -127 .. 127: symmetric, so that no zero point is needed and -w rounds to -q
+LEVELS = 127  # -127 .. 127: symmetric, so that there is no zero point and -w rounds to -q
 FP8_LARGEST = 448.0  # of float8_e4m3fn
-KEPT = ("embed_tokens.weight", "lm_head.weight")  # matrices that stay as they are: names that end so
+KEPT = ("embed_tokens.weight", "lm_head.weight")  # suffixes of matrices that stay unquantised
 
 
 @dataclass(frozen=True, slots=True)
 class LowBitWeight:
-    """A weight [N, K] in `format`; G scales a row."""
+    """A weight [N, K] in `format`, with G scales per row."""
 
     format: LowBitFormat
     values: Tensor  # `format.stored`: [N, K], or uint8 [N, K / 2], the even input in the low half of a byte
     scales: Tensor  # float32 [N, G]
-    zeros: Tensor | None = None  # uint8 [N, G], where the format is asymmetric
+    zeros: Tensor | None = None  # uint8 [N, G] if the format is asymmetric
 
     @property
     def parts(self) -> tuple[Tensor, ...]:
@@ -45,8 +45,8 @@ class LowBitWeight:
 
 
 def quantise(weight: Tensor, form: LowBitFormat) -> LowBitWeight:
-    """float [N, K] -> the nearest weight in `form`. A row or group of zeros has scale 1. Raises ValueError where groups
-    do not divide K."""
+    """Round float [N, K] to the nearest weight in `form`. A row or group of zeros has scale 1. Raises ValueError if the
+    groups do not divide K."""
     groups = form.groups(weight.shape[1])
     exact = weight.detach().float()
     if form.stored == "float8_e4m3fn":
@@ -72,7 +72,7 @@ def dequantise(weight: LowBitWeight) -> Tensor:
 
 
 def levels_of(weight: LowBitWeight) -> Tensor:
-    """The stored integers one by one, [N, K]: int8, or uint8 before the zero points."""
+    """Return the stored integers, [N, K]: int8, or uint8 without the zero points subtracted."""
     if weight.format.container_bits == 8:
         return weight.values
     return torch.stack((weight.values & 15, weight.values >> 4), dim=-1).flatten(1)
@@ -89,19 +89,19 @@ def quantise_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def named_parts(name: str, weight: LowBitWeight) -> Iterator[tuple[str, Tensor]]:
-    """A weight as it travels and is stored: its tensors under the name of the exact one and its suffixes."""
+    """Yield a weight's stored tensors: under its name, and that name with suffixes."""
     yield from zip(part_names(name, weight.format), weight.parts, strict=True)
 
 
 def is_quantised(name: str, dimensions: int) -> bool:
-    """Whether a low-bit model holds this tensor of a checkpoint in few bits: the matrices of its layers."""
+    """Return whether a low-bit model stores this checkpoint tensor in few bits: the matrices of its layers."""
     return dimensions == 2 and name.endswith(".weight") and not name.endswith(KEPT)
 
 
 def quantised(
     named: Iterable[tuple[str, Tensor]], form: LowBitFormat = FORMATS["w8a8"]
 ) -> Iterator[tuple[str, Tensor]]:
-    """A checkpoint's tensors with every matrix of its layers quantised, each followed by its scales and zero points."""
+    """Yield a checkpoint's tensors with every layer matrix quantised, each followed by its scales and zero points."""
     for name, tensor in named:
         if is_quantised(name, tensor.dim()):
             yield from named_parts(name, quantise(tensor, form))
@@ -110,7 +110,7 @@ def quantised(
 
 
 def over(x: Tensor, number: float) -> Tensor:
-    """x / number, rounded once on every device: CUDA multiplies by the inverse of a Python number."""
+    """x / number, rounded once on every device. CUDA would multiply by the inverse of a Python number."""
     return x / torch.full_like(x, number)
 
 

@@ -1,7 +1,7 @@
-"""A copy of a model in few bits, beside it: what it drafts with for itself (EfficientRollout, section 4.1).
+"""A low-bit copy of a model, with which it drafts for itself (EfficientRollout, section 4.1).
 
-Owns which weights are copied: the matrices of the layers, and a head that is large beside them. Everything else is the
-model's own memory. It never decides when the model has changed.
+Copies the matrices of the layers, and a head that is large compared with them. Everything else shares the model's
+memory. The caller decides when the model has changed.
 """
 
 from config.formats import FORMATS, LowBitFormat
@@ -9,15 +9,15 @@ from models import ops
 from models.config import require_low_bit
 from models.transformer import Block, LowBitProjection, Transformer
 
-# A head takes part in every drafted token. Beyond this share of the layers' bytes it is read in eight bits.
+# Every drafted token reads the head. Above this share of the layers' bytes it is stored in eight bits.
 LARGEST_HEAD = 0.5
 
 
 def low_bit_copy(model: Transformer, form: LowBitFormat) -> Transformer:
-    """`model` with the matrices of its layers in `form`: room only, until `round_again` fills it. Embedding, norms and
-    biases are the model's own parameters, and so is the head but where `head_format` says otherwise.
+    """Return `model` with uninitialised memory for the layers' matrices in `form`; `round_again` fills it.
 
-    Raises ModelConfigError where the groups of the format do not divide them.
+    Embedding, norms and biases are the model's own parameters. So is the head, unless `head_format` returns a format.
+    Raises ModelConfigError if the groups of the format do not divide the matrices.
     """
     require_low_bit(model.config, form)
     weight = model.embed_tokens.weight
@@ -42,7 +42,7 @@ def low_bit_copy(model: Transformer, form: LowBitFormat) -> Transformer:
 
 
 def round_again(copy: Transformer, model: Transformer) -> None:
-    """Fill a `low_bit_copy` of the model with what the model holds now, in place."""
+    """Fill a `low_bit_copy` of the model from the model's present weights, in place."""
     for own, block in _blocks(copy, model):
         for name in Block.PROJECTIONS:
             ops.requantise(getattr(block, name).weight, getattr(own, name).stored)
@@ -51,7 +51,8 @@ def round_again(copy: Transformer, model: Transformer) -> None:
 
 
 def head_format(model: Transformer, form: LowBitFormat) -> LowBitFormat | None:
-    """What the copy's head is stored in, None for the model's own: by the bytes that a drafted token reads."""
+    """Return the storage format of the copy's head, None for the model's own, by the bytes that a drafted token
+    reads."""
     weight = model.head_weight
     layers = sum(
         projection.inputs * projection.outputs * form.container_bits // 8
@@ -63,7 +64,7 @@ def head_format(model: Transformer, form: LowBitFormat) -> LowBitFormat | None:
 
 
 def copy_bytes(copy: Transformer) -> int:
-    """Memory of a `low_bit_copy` beside its model, whichever of values and panels it is computed with."""
+    """Return the memory of a `low_bit_copy` beside its model, in bytes; the kernels use either values or panels."""
     projections = [getattr(own, name) for own, _ in _blocks(copy, copy) for name in Block.PROJECTIONS]
     if isinstance(copy.lm_head, LowBitProjection):
         projections.append(copy.lm_head)

@@ -1,19 +1,19 @@
-"""How tensors travel: a manifest that says how to read one flat buffer. Plain data; no torch, no I/O.
+"""Format of transferred tensors: a manifest that describes one flat buffer. Plain data; no torch, no I/O.
 
-Owns the one table of dtypes that may travel, and the alignment of everything that is laid out in flat memory.
+Defines the transferable dtypes, and the alignment of everything in flat memory.
 """
 
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-# By dtype; models.dtypes has the same names as torch knows them. Those of one byte are of weights in few bits.
+# By dtype; models.dtypes maps the same names to torch. One-byte dtypes are for low-bit weights.
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1, "uint8": 1, "float8_e4m3fn": 1}
-ALIGNMENT_BYTES = 64  # of the start of each tensor: a cache line, and what AVX-512 loads
+ALIGNMENT_BYTES = 64  # of the start of each tensor: a cache line, and an AVX-512 load
 
 
 def aligned(size_bytes: int) -> int:
-    """Rounded up to the next multiple of ALIGNMENT_BYTES."""
+    """Round up to the next multiple of ALIGNMENT_BYTES."""
     return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
@@ -36,7 +36,8 @@ class WeightsManifest:
 
 
 def lay_out(tensors: Iterable[tuple[str, str, tuple[int, ...]]]) -> tuple[tuple[TensorSpec, ...], int]:
-    """Where tensors (name, dtype, shape) lie in one buffer, one behind the other, and its size in bytes."""
+    """Return the places of tensors (name, dtype, shape), laid out consecutively in one buffer, and its size in
+    bytes."""
     specs, offset = [], 0
     for name, dtype, shape in tensors:
         specs.append(TensorSpec(name, dtype, shape, offset))

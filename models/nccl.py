@@ -1,9 +1,9 @@
-"""NCCL groups that may lose a member and leave the process alive. Owns how they are made and ended; no collectives.
+"""NCCL groups whose process survives the loss of a member: how they are created and aborted. No collectives.
 
-torch's defaults end the process: its watchdog does so when a collective is late or fails, and its monitor when the
-watchdog itself hangs, as it may while a broken communicator is torn down. Both are switched off for groups made here,
-whose owner polls its collectives and calls `abort_group` when one is late. Until then the collective's kernel spins on
-the device.
+By default torch ends the process. Its watchdog does so when a collective is late or fails, and its monitor when the
+watchdog hangs, as it may while a broken communicator is torn down. Both are switched off for groups created here. Their
+owner polls its collectives and calls `abort_group` when one is late. Until then the collective's kernel spins on the
+device.
 """
 
 import logging
@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 _LOG = logging.getLogger(__name__)
-# Read when a group is constructed. 2: a failed communicator is cleaned up, the process stays.
+# Read when a group is constructed. 2: clean up a failed communicator, keep the process.
 _SURVIVES = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "2",
     "TORCH_NCCL_ENABLE_MONITORING": "0",
@@ -29,20 +29,21 @@ _construction = threading.Lock()
 
 
 def has_nccl() -> bool:
-    """Whether this torch has it."""
+    """Return whether this torch has NCCL."""
     return dist.is_nccl_available()
 
 
 def nccl_group(store: Any, rank: int, size: int, device: torch.device, timeout_s: float) -> Any:
-    """A group of `size` members on one device each, connected. Blocks until all have come, and cannot be interrupted:
-    call it in a thread. Raises RuntimeError if the members cannot be connected."""
+    """Return a connected group of `size` members on one device each. Raises RuntimeError if they cannot be connected.
+
+    Blocks until all have joined, and cannot be interrupted: call it in a thread."""
     with _construction, _environment():
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = timedelta(seconds=timeout_s)
         group = dist.ProcessGroupNCCL(store, rank, size, options)
     try:
-        torch.cuda.set_device(device)  # of this thread
-        group.eager_connect_single_device(device)  # else the first collective would do it, in the caller's main thread
+        torch.cuda.set_device(device)  # for this thread
+        group.eager_connect_single_device(device)  # else the first collective would, in the caller's main thread
     except RuntimeError:
         abort_group(group)
         raise
@@ -50,9 +51,10 @@ def nccl_group(store: Any, rank: int, size: int, device: torch.device, timeout_s
 
 
 def abort_group(group: Any, after_s: float = 0.0) -> threading.Event:
-    """End the group with whatever hangs in it; set when it is done. Returns at once: torch waits up to the group's
-    timeout for NCCL, in a thread of its own here. The group must not be used any more. `after_s`: time for other
-    members, which may still be reading this one's part of a collective that is complete here."""
+    """Abort the group and any hanging collective; the returned event is set when done. Do not use the group afterwards.
+
+    Returns at once: torch waits up to the group's timeout for NCCL, in a separate thread here. `after_s`: delay for
+    other members, which may still read this one's part of a collective that is complete here."""
     done = threading.Event()
 
     def end() -> None:

@@ -1,6 +1,6 @@
 """The noise of drafter-invariant sampling: counter-based, so that a draw depends on (key, position, token) only.
 
-Owns the key derivation and, over models.philox, the oracle of the native sampler. It holds no state: there is no
+Defines the key derivation and, over models.philox, the oracle of the native sampler. It is stateless: there is no
 generator to save, and replaying a request with its key replays its draws on any worker.
 """
 
@@ -16,7 +16,7 @@ _LARGEST_BELOW_ONE = 1.0 - 2.0**-24
 
 
 def noise_key(seed: int, epoch: int, prompt: int, sample: int) -> int:
-    """63-bit key of one response: a hash of (run seed, epoch, prompt, sample), each a signed 64-bit integer.
+    """Return the 63-bit key of one response: a hash of (run seed, epoch, prompt, sample), each a signed 64-bit integer.
 
     Worker and retry are not part of it, so a re-issued request draws the same tokens.
     """
@@ -42,8 +42,8 @@ def random_words(keys: Tensor, positions: Tensor, vocab: int, stream: int = TOKE
 def gumbel(keys: Tensor, positions: Tensor, vocab: int, device: torch.device | str | None = None) -> Tensor:
     """Standard Gumbel noise [R, vocab] float32 of the tokens at `positions` [R] of the responses with `keys` [R].
 
-    G = -log(-log1p(-v)) with v = (word + 1/2) / 2**32 rounded to float32 and kept below 1. Small v, hence large G,
-    keep full relative precision: the upper tail, the part that decides an argmax, reaches 22.9.
+    G = -log(-log1p(-v)) with v = (word + 1/2) / 2**32 rounded to float32 and kept below 1. Small v, which give large G,
+    keep full relative precision: the upper tail, which decides an argmax, reaches 22.9.
     """
     if device is not None:
         keys, positions = keys.to(device), positions.to(device)

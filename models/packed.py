@@ -11,11 +11,12 @@ from models.transfer import upload
 
 
 class PackedContext:
-    """Sequences laid end to end; each token attends to itself and the earlier tokens of its own segment, and to those
-    of the segments that its own continues (`from_lengths`), so that what sequences begin with alike is there once.
+    """Concatenated sequences. Each token attends to itself, to earlier tokens of its own segment, and to the segments
+    that its own continues.
 
-    `cu_seqlens`: int32 [S+1], 0 = cu_seqlens[0] <= ... <= cu_seqlens[S] = T; positions restart at 0 in each segment.
-    Where lengths are known on the host, `from_lengths` spares all host synchronisations on CUDA.
+    Segments with parents (`from_lengths`) store a common prefix once. `cu_seqlens`: int32 [S+1], 0 = cu_seqlens[0] <=
+    ... <= cu_seqlens[S] = T; positions restart at 0 in each segment. If lengths are known on the host, `from_lengths`
+    avoids all host synchronisations on CUDA.
     """
 
     __slots__ = ("cu_seqlens", "positions", "segments")
@@ -35,7 +36,7 @@ class PackedContext:
     def from_lengths(
         cls, lengths: Sequence[int], device: torch.device | str = "cpu", parents: Sequence[int] | None = None
     ) -> "PackedContext":
-        """Segments of these lengths, in tokens. `parents`: see `ops.Segments`."""
+        """Return the context of segments of these lengths, in tokens. `parents`: see `ops.Segments`."""
         there = upload(packed_arrays(lengths, parents), device)
         return cls.uploaded(lengths, there["cu_seqlens"], there["positions"], parents)
 
@@ -43,7 +44,7 @@ class PackedContext:
     def uploaded(
         cls, lengths: Sequence[int], cu_seqlens: Tensor, positions: Tensor, parents: Sequence[int] | None = None
     ) -> "PackedContext":
-        """Of `packed_arrays`, which somebody copied to the device among other things."""
+        """Return the context of `packed_arrays` that the caller has copied to the device."""
         context = cls.__new__(cls)
         context.cu_seqlens, context.positions = cu_seqlens, positions
         context.segments = ops.Segments(lengths, parents)
@@ -55,8 +56,8 @@ class PackedContext:
 
 
 def packed_arrays(lengths: Sequence[int], parents: Sequence[int] | None = None) -> dict[str, np.ndarray]:
-    """`cu_seqlens` int32 [S + 1] and `positions` int64 [T] of segments of these lengths; one with a parent goes on
-    where that ends."""
+    """Return `cu_seqlens` int32 [S + 1] and `positions` int64 [T] of segments of these lengths. A segment with a parent
+    continues at the parent's end."""
     sizes = np.asarray(lengths, dtype=np.int64)
     ends = np.concatenate(([0], sizes.cumsum()))
     first = np.zeros(len(sizes), np.int64)

@@ -1,5 +1,6 @@
-"""Adapters in the files of Hugging Face's peft: adapter_model.safetensors and adapter_config.json. Owns the format, and
-what of it is understood; imports torch only where tensors are read or written.
+"""LoRA adapters in the files of Hugging Face's peft: adapter_model.safetensors and adapter_config.json.
+
+Defines the format and the supported part of it; imports torch only where tensors are read or written.
 """
 
 import json
@@ -20,12 +21,12 @@ from models.manifest import TensorSpec
 if TYPE_CHECKING:
     from torch import Tensor
 
-ADAPTER_DIR = "adapter"  # in a model directory that has adapters merged: these by themselves
+ADAPTER_DIR = "adapter"  # adapters alone, in a model directory that has them merged
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
-# How huggingface_hub lays a repository out in its cache.
+# Path of a repository in huggingface_hub's cache.
 _CACHED = re.compile(r"/models--(?P<owner>[^/]+?)--(?P<name>[^/]+)/snapshots/(?P<revision>[0-9a-f]{40})/?$")
 _PREFIX, _A, _B, _SUFFIX = "base_model.model.", "lora_A.weight", "lora_B.weight", "weight"
-# What would make it compute something else than W + scale * B A, unless it is one of these values.
+# Options that change the result from W + scale * B A, with the values that do not.
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "bias": ("none",),
     "use_dora": (False,),
@@ -40,7 +41,7 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "alpha_pattern": (None, {}),
     "layer_replication": (None, []),
     "exclude_modules": (None, []),
-    "init_lora_weights": (True, False, None, "gaussian", "eva", "orthogonal"),  # others change the base too
+    "init_lora_weights": (True, False, None, "gaussian", "eva", "orthogonal"),  # other values change the base too
     "alora_invocation_tokens": (None,),
     "use_bdlora": (None,),
     "velora_config": (None,),
@@ -49,7 +50,7 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 
 
 def adapted(config: ModelConfig, options: LoraOptions) -> Iterator[Slice]:
-    """The matrices that get adapters, in the order of the forward pass."""
+    """Yield the matrices that get adapters, in the order of the forward pass."""
     for piece in hf_layout(config):
         module, _, kind = piece.hf_name.rpartition(".")
         if kind == _SUFFIX and module.rpartition(".")[2] in options.targets:
@@ -57,13 +58,13 @@ def adapted(config: ModelConfig, options: LoraOptions) -> Iterator[Slice]:
 
 
 def adapter_names(weight: str) -> tuple[str, str]:
-    """What peft calls A and B of the matrix with this Hugging Face name."""
+    """Return peft's names of A and B of the matrix with this Hugging Face name."""
     module = f"{_PREFIX}{weight.removesuffix(_SUFFIX)}"
     return f"{module}{_A}", f"{module}{_B}"
 
 
 def adapter_shapes(config: ModelConfig, options: LoraOptions) -> dict[str, tuple[int, int]]:
-    """Shapes of all adapters by their names in peft's files: A [rank, inputs], B [outputs, rank]."""
+    """Return the shapes of all adapters by their names in peft's files: A [rank, inputs], B [outputs, rank]."""
     shapes: dict[str, tuple[int, int]] = {}
     for piece in adapted(config, options):
         assert piece.stop is not None
@@ -74,7 +75,7 @@ def adapter_shapes(config: ModelConfig, options: LoraOptions) -> dict[str, tuple
 
 
 def inputs_of(config: ModelConfig, weight: str) -> int:
-    """K of a projection's matrix [N, K]."""
+    """Return K of a projection's matrix [N, K]."""
     match weight.split(".")[-2]:
         case "o_proj":
             return config.query_size
@@ -85,18 +86,18 @@ def inputs_of(config: ModelConfig, weight: str) -> int:
 
 
 def are_adapters(tensors: Sequence[TensorSpec]) -> bool:
-    """Whether what is handed over is adapters, and not a model."""
+    """Return whether the tensors are adapters rather than a model."""
     return bool(tensors) and tensors[0].name.endswith((_A, _B))
 
 
 class AdapterError(ValueError):
-    """A directory holds no adapter that these settings describe; the message says why."""
+    """The directory's adapter is missing or does not match these settings; the message says why."""
 
 
 def adapter_faults(
     path: str | os.PathLike[str], config: ModelConfig, options: LoraOptions
 ) -> Iterator[tuple[str, str, object]]:
-    """(key of `options`, what is wrong, what it should be or None) of an adapter to go on from. Reads no tensor."""
+    """Yield (key of `options`, fault, expected value or None) for an adapter to continue from. Reads no tensor."""
     file = Path(path) / CONFIG_FILE
     try:
         said = json.loads(file.read_text(encoding="utf-8"))
@@ -115,7 +116,7 @@ def adapter_faults(
         value = said.get(theirs, False if key == "rslora" else None)
         if value != getattr(options, key):
             yield key, f"{file} has {theirs} = {value}", value
-            return  # of another shape, and nobody wonders
+            return  # the shapes differ anyway
     try:
         fault = misfit(config, options, shapes_in(path))
     except AdapterError as error:
@@ -127,7 +128,7 @@ def adapter_faults(
 def _other_targets(
     file: Path, targets: object, config: ModelConfig, options: LoraOptions
 ) -> Iterator[tuple[str, str, object]]:
-    """What of peft's `target_modules` is not as `options` have it."""
+    """Yield differences between peft's `target_modules` and `options`."""
     named = _named(targets, config)
     if named is None:
         yield "path", f"{file}: target_modules is {targets!r}, no list of modules and no pattern of them", None
@@ -142,8 +143,10 @@ def _other_targets(
 
 
 def _named(targets: object, config: ModelConfig) -> set[str] | None:
-    """The model's modules that peft's `target_modules` names: `all-linear`, a regular expression of a whole path, or a
-    list of paths and of their ends (peft's docs, LoraConfig). None if it is none of these."""
+    """Return the model's modules that peft's `target_modules` names; None if its form is not supported.
+
+    It is `all-linear`, a regular expression of a whole path, or a list of paths and path suffixes (peft's docs,
+    LoraConfig)."""
     modules = [piece.hf_name.removesuffix(f".{_SUFFIX}") for piece in hf_layout(config)]
     if targets == "all-linear":
         return {module for module in modules if module.rpartition(".")[2] in LORA_TARGETS}
@@ -158,7 +161,7 @@ def _named(targets: object, config: ModelConfig) -> set[str] | None:
 
 
 def misfit(config: ModelConfig, options: LoraOptions, shapes: Mapping[str, Sequence[int]]) -> str:
-    """Why adapters of these shapes, by name, are not those of the model; empty if they are."""
+    """Return why adapters of these shapes, by name, do not fit the model; empty if they fit."""
     expected, found = adapter_shapes(config, options), {name: tuple(shape) for name, shape in shapes.items()}
     if found == expected:
         return ""
@@ -167,7 +170,7 @@ def misfit(config: ModelConfig, options: LoraOptions, shapes: Mapping[str, Seque
 
 
 def shapes_in(path: str | os.PathLike[str]) -> dict[str, tuple[int, ...]]:
-    """By name, without the tensors. Raises AdapterError."""
+    """Return shapes by name, without reading tensors. Raises AdapterError."""
     file = Path(path) / WEIGHTS_FILE
     try:
         with file.open("rb") as opened:
@@ -179,7 +182,7 @@ def shapes_in(path: str | os.PathLike[str]) -> dict[str, tuple[int, ...]]:
 
 
 def read_adapter(path: str | os.PathLike[str], config: ModelConfig, options: LoraOptions) -> "dict[str, Tensor]":
-    """Its tensors by their names. Raises AdapterError for one that `config` and `options` do not describe."""
+    """Return the adapter's tensors by name. Raises AdapterError for one that does not match `config` and `options`."""
     from safetensors.torch import load_file
 
     for key, fault, _ in adapter_faults(path, config, options):
@@ -190,9 +193,10 @@ def read_adapter(path: str | os.PathLike[str], config: ModelConfig, options: Lor
 def write_adapter(
     tensors: "Iterable[tuple[str, Tensor]]", options: LoraOptions, base: str, out_dir: str | os.PathLike[str]
 ) -> None:
-    """Write a directory that `peft.PeftModel.from_pretrained` loads onto the model at `base`; it appears, or is
-    replaced, only when complete. A folder of Hugging Face's cache is named by its Hub id and revision, for other
-    machines."""
+    """Write a directory that `peft.PeftModel.from_pretrained` loads onto the model at `base`.
+
+    It appears, or is replaced, only when complete. A `base` in Hugging Face's cache is written as its Hub id and
+    revision, which other machines can resolve."""
     from safetensors.torch import save_file
 
     out = Path(out_dir)

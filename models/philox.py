@@ -1,4 +1,4 @@
-"""Philox4x32-10, over ints or torch tensors alike, and which draws its counter tells apart. Holds no state; no torch.
+"""Philox4x32-10 over ints or torch tensors, and the streams of draws that its counter separates. Stateless; no torch.
 
 J. Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011, section 4.
 """
@@ -20,7 +20,7 @@ Word = TypeVar("Word", int, "Tensor")
 
 
 def philox4x32(counter: tuple[Word, Word, Word, Word], key: tuple[Word, Word]) -> tuple[Word, Word, Word, Word]:
-    """Ten rounds. All words are ints, or int64 tensors that broadcast, in [0, 2**32); four such words come back."""
+    """Ten rounds. All words are ints, or int64 tensors that broadcast, in [0, 2**32). Returns four such words."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for round_index in range(_ROUNDS):
@@ -39,6 +39,6 @@ def philox4x32(counter: tuple[Word, Word, Word, Word], key: tuple[Word, Word]) -
 
 
 def uniform(key: int, stream: int) -> float:
-    """In (0, 1), a function of the noise key and the stream alone."""
+    """Return a number in (0, 1), a function of the noise key and the stream only."""
     word = philox4x32((0, 0, stream, 0), (key & MASK32, (key >> 32) & MASK32))[0]
     return (word + 0.5) * 2.0**-32

@@ -1,6 +1,5 @@
-"""The flat buffer of weights in pieces that are small beside it: made of tensors that come one by one, on the device
-where they are, and scattered into tensors again elsewhere. Owns the order of bytes and the check of what passed by;
-never decides where pieces go.
+"""The flat weight buffer as a sequence of small pieces: made from tensors that arrive one by one, on their device, and
+scattered into tensors elsewhere. Defines the byte order and the checksum of the pieces; callers decide where they go.
 """
 
 import warnings
@@ -16,7 +15,7 @@ from models.dtypes import DTYPE_NAMES
 from models.manifest import TensorSpec, aligned
 
 HOST = torch.device("cpu")
-PIECE_BYTES = 64 * 2**20  # a multiple of BLOCK_BYTES; two of them exist at a time
+PIECE_BYTES = 64 * 2**20  # a multiple of BLOCK_BYTES; two exist at a time
 _Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
@@ -29,12 +28,12 @@ def in_pieces(
     into: _Bytes | Sequence[Tensor] | None = None,
     piece_bytes: int = PIECE_BYTES,
 ) -> Iterator[Tensor]:
-    """The buffer that `specs` lay out, as uint8 tensors of `piece_bytes` (the last one: what is left), in order.
+    """Yield the buffer laid out by `specs`, as uint8 tensors of `piece_bytes` (the last may be shorter), in order.
 
-    `tensors` come in the order of `specs`, and each is gone before the next is asked for. Whoever takes a piece is done
-    with it when asking for the one after the next: two lie in `into` by turns (uint8 tensors of `piece_bytes` on
-    `device`; default: made here), or all of them in `into`, the whole buffer on the host. Raises ValueError if other
-    tensors come.
+    `tensors` must arrive in the order of `specs`; each is released before the next. A piece stays valid until the piece
+    after the next is requested, because two buffers alternate. `into`: those two buffers (uint8 tensors of
+    `piece_bytes` on `device`; default: allocated here), or the whole buffer on the host. Raises ValueError for
+    unexpected tensors.
     """
     if isinstance(into, np.ndarray):
         whole = torch.from_numpy(into)
@@ -49,7 +48,7 @@ def in_pieces(
             count = min(piece_bytes - filled, size - taken)
             given = max(0, min(count, part.numel() - taken))
             room[filled : filled + given].copy_(part[taken : taken + given])
-            room[filled + given : filled + count].zero_()  # The padding between tensors is part of the checksum.
+            room[filled + given : filled + count].zero_()  # the padding between tensors is part of the checksum
             filled, taken = filled + count, taken + count
             if filled == piece_bytes:
                 yield room
@@ -79,8 +78,8 @@ def _bytes_of(
 
 
 def to_host(pieces: Iterable[Tensor], out: _Bytes, device: torch.device) -> None:
-    """Copy pieces into `out`, which holds them already if they are on the host. From CUDA through two pinned buffers:
-    while the device copies one piece into the one, the host copies the other out."""
+    """Copy pieces into `out`; host pieces may be there already. From CUDA through two pinned buffers: the device fills
+    one while the host empties the other."""
     if device.type != "cuda":
         end = 0
         for piece in pieces:
@@ -112,11 +111,11 @@ def to_host(pieces: Iterable[Tensor], out: _Bytes, device: torch.device) -> None
 
 
 def from_host(buffer: _Bytes, scatter: "Scatter", device: torch.device, piece_bytes: int = PIECE_BYTES) -> None:
-    """Scatter a whole buffer into tensors on a CUDA device, through two pinned buffers: while the device copies out of
-    the one, the host fills the other. Waits for the device."""
+    """Scatter a whole buffer into tensors on a CUDA device, through two pinned buffers: the host fills one while the
+    device empties the other. Waits for the device."""
     pinned = [torch.empty(min(piece_bytes, buffer.size), dtype=torch.uint8, pin_memory=True) for _ in range(2)]
     copied: list[torch.cuda.Event | None] = [None, None]
-    with warnings.catch_warnings():  # of Ray's read-only buffers, which are only read here
+    with warnings.catch_warnings():  # Ray's read-only buffers are only read here
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         whole = torch.from_numpy(buffer)
     for index, start in enumerate(range(0, buffer.size, piece_bytes)):
@@ -134,7 +133,7 @@ def from_host(buffer: _Bytes, scatter: "Scatter", device: torch.device, piece_by
 
 
 class PieceSums:
-    """`models.checksum.checksum` of a buffer of which one piece after the other comes by, on any device."""
+    """`models.checksum.checksum` of a buffer, computed piece by piece on any device."""
 
     def __init__(self) -> None:
         self._rows: list[Tensor] = []
@@ -142,7 +141,7 @@ class PieceSums:
         self._bytes = 0
 
     def add(self, piece: Tensor) -> None:
-        """The next piece, uint8; a multiple of BLOCK_BYTES unless it is the last. Does not wait for the device."""
+        """Add the next piece, uint8; a multiple of BLOCK_BYTES unless it is the last. Does not wait for the device."""
         if self._bytes % BLOCK_BYTES:
             raise ValueError(f"only the last piece may end within a block of {BLOCK_BYTES} bytes")
         self._bytes += piece.numel()
@@ -154,7 +153,7 @@ class PieceSums:
         self._columns = columns if self._columns is None else self._columns + columns
 
     def value(self) -> int:
-        """The checksum. Waits for the device."""
+        """Return the checksum. Waits for the device."""
         if self._columns is None:
             return digest(np.zeros(0, np.uint64), np.zeros(BLOCK_WORDS, np.uint64), 0)
         rows = torch.cat(self._rows).cpu().numpy().view(np.uint64)
@@ -162,7 +161,7 @@ class PieceSums:
 
 
 class Scatter:
-    """Pieces of a flat buffer into the tensors that it describes, in place."""
+    """Writes pieces of a flat buffer into the tensors that it describes, in place."""
 
     def __init__(self, specs: Sequence[TensorSpec], targets: Mapping[str, Tensor]) -> None:
         """`targets` by name: contiguous, of the shapes and dtypes of `specs`. Raises ValueError for others."""
@@ -181,7 +180,7 @@ class Scatter:
 
     @torch.no_grad()
     def take(self, piece: Tensor) -> None:
-        """The next piece. On CUDA it may be written again once the current stream has come so far."""
+        """Write the next piece. On CUDA it may be reused once the current stream has reached this point."""
         start, self._at = self._at, self._at + piece.numel()
         while self._next < len(self._spans):
             begin, end = self._spans[self._next]

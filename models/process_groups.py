@@ -1,5 +1,6 @@
-"""What every process group of ours shares, whatever it carries: gloo groups over hosts, and collectives that are polled
-and never waited for without a bound. Owns no group (`models.nccl` makes those between devices)."""
+"""Shared parts of all process groups: gloo groups over hosts, and polling of collectives instead of unbounded waits.
+
+`models.nccl` makes the groups between devices."""
 
 import time
 from contextlib import suppress
@@ -12,8 +13,9 @@ _SLICE_S = 0.05
 
 
 def gloo_group(store: Any, rank: int, size: int, host: str, timeout_s: float) -> Any:
-    """A group of `size` members over hosts; `host` is this one's address for the others. Blocks until all have come.
-    Raises RuntimeError."""
+    """Return a group of `size` members over hosts; `host` is this host's address for the others.
+
+    Blocks until all members have joined. Raises RuntimeError."""
     gloo = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     gloo._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
     gloo._timeout = timedelta(seconds=timeout_s)
@@ -21,14 +23,14 @@ def gloo_group(store: Any, rank: int, size: int, host: str, timeout_s: float) ->
 
 
 def finished(work: Any, *, on_devices: bool) -> bool:
-    """Wait for a collective, but only for a moment. Raises RuntimeError if it has failed."""
+    """Return whether a collective is done, waiting at most a moment. Raises RuntimeError if it has failed."""
     if on_devices:
-        if not work.is_completed():  # also once it has failed
+        if not work.is_completed():  # also True once it has failed
             time.sleep(0.0005)
             return False
-        work.wait(timedelta(seconds=_SLICE_S))  # with a timeout NCCL raises what went wrong, without it does not
+        work.wait(timedelta(seconds=_SLICE_S))  # NCCL raises the error only with a timeout
         return True
-    with suppress(RuntimeError):  # Not yet; or it failed, which is asked below.
+    with suppress(RuntimeError):  # not done yet; or failed, as checked below
         work.wait(timedelta(seconds=_SLICE_S))
     if not work.is_completed():
         return False

@@ -1,4 +1,4 @@
-"""Rotary position embedding tables. Owns the frequencies (plain, Llama-3 scaled); ops.split_qkv does the rotation."""
+"""Rotary position embedding tables: the frequencies (plain, Llama-3 scaled). ops.split_qkv applies the rotation."""
 
 import math
 from dataclasses import dataclass
@@ -17,8 +17,8 @@ class SequenceTooLongError(ValueError):
 class Rotation:
     """cos and sin of the angles of each token, float32 [T, D/2].
 
-    Not a tuple on purpose: FSDP2's mixed precision casts every tensor it finds in the arguments of a block, and
-    angles rounded to bfloat16 would make the learner differ from the engine. It does not look into this class.
+    Deliberately not a tuple: FSDP2's mixed precision casts every tensor in the arguments of a block, and angles rounded
+    to bfloat16 would make the learner differ from the engine. It does not look into this class.
     """
 
     cos: Tensor
@@ -28,7 +28,7 @@ class Rotation:
 class RopeTable:
     """cos and sin for every position, computed at first use on each device.
 
-    Not a module: it has no state worth saving, so models can be built on the meta device and sharded freely.
+    Not a module: it has no state to save, so models can be built on the meta device and sharded freely.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -36,9 +36,9 @@ class RopeTable:
         self._tables: dict[torch.device, Rotation] = {}
 
     def at(self, positions: Tensor) -> Rotation:
-        """positions [T] int64 in [0, max_position_embeddings) -> the angles of those tokens.
+        """Return the angles at positions [T] int64 in [0, max_position_embeddings).
 
-        Raises SequenceTooLongError on CPU; on CUDA, where looking would cost a synchronisation, the device asserts.
+        Raises SequenceTooLongError on CPU; on CUDA, where a check would synchronise, the device asserts.
         """
         table = self.table(positions.device)
         try:
@@ -61,7 +61,7 @@ class RopeTable:
         with torch.inference_mode(False):  # Tables outlive the caller's inference mode.
             inverse = inverse_frequencies(self._config)
             positions = torch.arange(self._config.max_position_embeddings, dtype=torch.float32)
-            angles = torch.outer(positions, inverse)  # [P, D/2]; on the CPU everywhere, so that devices agree
+            angles = torch.outer(positions, inverse)  # [P, D/2]; always on the CPU, so that devices agree
             return Rotation(angles.cos().to(device), angles.sin().to(device))
 
 
@@ -73,8 +73,10 @@ def inverse_frequencies(config: ModelConfig) -> Tensor:
 
 
 def _llama3(inverse: Tensor, scaling: Llama3RopeScaling) -> Tensor:
-    """Wavelengths above original/low_freq_factor are stretched by `factor`, those below original/high_freq_factor are
-    kept, those between are interpolated (Llama 3.1 reference implementation, `apply_scaling`)."""
+    """Llama-3.1 scaling (reference implementation, `apply_scaling`).
+
+    Wavelengths above original/low_freq_factor are stretched by `factor`, those below original/high_freq_factor are
+    kept, those between are interpolated."""
     original = scaling.original_max_position_embeddings
     wavelength = 2 * math.pi / inverse
     smooth = (original / wavelength - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)

@@ -1,5 +1,5 @@
-"""Small arrays to a device and back without a pageable copy: pinned buffers, asynchronous copies, events. Owns the
-buffers; knows nothing of what lies in them. On CPU the same calls copy plainly, for tests.
+"""Copy small arrays to a device and back without pageable copies: pinned buffers, asynchronous copies, events. On CPU
+the same calls copy plainly, for tests.
 
 Device addresses never change between uploads, as CUDA graphs require.
 """
@@ -11,10 +11,10 @@ from torch import Tensor
 
 
 class Upload:
-    """One static device buffer, filled through `buffers` pinned ones in turn.
+    """One static device buffer, filled alternately from `buffers` pinned ones.
 
-    A pinned buffer is written again only when its copy has landed. With several, the host need not wait for a copy
-    that the device has not come to yet, unless it is that many uploads ahead.
+    A pinned buffer is reused only after its copy has completed. With several, the host waits for a pending copy only if
+    it is that many uploads ahead.
     """
 
     def __init__(self, size_bytes: int, device: torch.device, *, buffers: int = 2) -> None:
@@ -27,14 +27,14 @@ class Upload:
         self._next = 0
 
     def begin(self) -> int:
-        """Which of `hosts` may be written now."""
+        """Return the index in `hosts` of the buffer that may be written now."""
         place, event = self._next, self._copied[self._next]
         if event is not None and self._sent[place] and not event.query():  # type: ignore[no-untyped-call]
             event.synchronize()
         return place
 
     def send(self, used_bytes: int) -> None:
-        """Copy the first bytes of the buffer that `begin` named, in the order of the current stream."""
+        """Copy the first bytes of the buffer chosen by `begin` to the device, in order on the current stream."""
         place, event = self._next, self._copied[self._next]
         self.device[:used_bytes].copy_(self._hosts[place][:used_bytes], non_blocking=True)
         if event is not None:
@@ -43,7 +43,7 @@ class Upload:
         self._next = (place + 1) % len(self._hosts)
 
     def numbers(self, array: NDArray[np.int64]) -> Tensor:
-        """An int64 array as a tensor on the device, valid until the next upload."""
+        """Return an int64 array as a tensor on the device, valid until the next upload."""
         place = self.begin()
         self.hosts[place][: array.nbytes].view(np.int64)[:] = array.reshape(-1)
         self.send(array.nbytes)
@@ -51,7 +51,7 @@ class Upload:
 
 
 class Download:
-    """Int32 words from a device, by one asynchronous copy and one wait."""
+    """int32 words from a device, by one asynchronous copy and one wait."""
 
     def __init__(self, words: int, device: torch.device) -> None:
         pinned = device.type == "cuda"
@@ -60,7 +60,7 @@ class Download:
         self._copied = _event() if pinned else None
 
     def fetch(self, words: Tensor) -> NDArray[np.int32]:
-        """int32 [n] of the device; waits for everything that was asked of it before. Valid until the next call."""
+        """Return the device's int32 [n] after a wait for all its earlier work. Valid until the next call."""
         count = words.shape[0]
         self._host[:count].copy_(words, non_blocking=True)
         if self._copied is not None:

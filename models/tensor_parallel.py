@@ -1,10 +1,10 @@
-"""One transformer spread over the ranks of a node: which part of each tensor a rank holds, and where their sums meet.
+"""One transformer divided among the ranks of a node: the part of each tensor per rank, and where their sums meet.
 
-Heads, the MLP's inner dimension and the head's vocabulary are split evenly; norms, embedding and the head's weight are
-whole on every rank, the latter two because drafters read them. Columns of qkv and of gate and up are independent, so
-splitting them changes no bit. o and down split what they sum over: the ranks' parts are gathered and added in the order
-of ranks, in float32, and rounded once. So sums do not depend on how a collective is carried out, nor on other rows;
-another number of ranks is another rounding. Source: Megatron-LM (arXiv 1909.08053), section 3.
+Heads, the MLP's inner dimension and the head's vocabulary are split evenly. Norms, embedding and the head's weight are
+whole on every rank, the latter two because drafters read them. Splitting columns of qkv and of gate and up changes no
+bit, because they are independent. o and down split the summed dimension: the ranks' parts are gathered and added in the
+order of ranks, in float32, and rounded once. Sums are thus independent of the collective's implementation and of other
+rows; another number of ranks rounds differently. Source: Megatron-LM (arXiv 1909.08053), section 3.
 """
 
 import math
@@ -33,7 +33,7 @@ _COLUMNS = ("o_proj", "down_proj")
 
 
 class RankGroupError(RuntimeError):
-    """A collective of the ranks failed: one of them has ended, or was late."""
+    """A collective of the ranks failed: a rank ended or timed out."""
 
 
 class RankGroup:
@@ -44,7 +44,7 @@ class RankGroup:
         self._group, self.rank, self.size = group, rank, size
 
     def parts(self, part: Tensor) -> Tensor:
-        """[...] of each rank -> [ranks, ...], in the order of ranks. On GPUs the host does not wait. Raises
+        """Gather [...] of each rank -> [ranks, ...], in the order of ranks. On GPUs the host does not wait. Raises
         RankGroupError."""
         part = part.contiguous()
         flat = part.new_empty((self.size * part.numel(),))
@@ -55,15 +55,15 @@ class RankGroup:
         return flat.view(self.size, *part.shape)
 
     def broadcast(self, tensor: Tensor) -> None:
-        """Rank 0's bytes into every rank's uint8 tensor of that size. Raises RankGroupError."""
+        """Copy rank 0's bytes into every rank's uint8 tensor of that size. Raises RankGroupError."""
         try:
             self._group.broadcast(tensor, 0).wait()
         except RuntimeError as error:
             raise RankGroupError(f"rank {self.rank} of {self.size}: {error}") from error
 
     def sum(self, part: Tensor) -> Tensor:
-        """The ranks' parts added in their order, in float32 at least, rounded to the dtype once: bitwise the same on
-        every rank."""
+        """Add the ranks' parts in order, in float32 at least, rounded to the dtype once: bitwise the same on every
+        rank."""
         return sum_in_order(self.parts(part))
 
 
@@ -76,7 +76,7 @@ def sum_in_order(parts: Tensor) -> Tensor:
 
 
 class SummedProjection(Projection):
-    """A projection of which each rank holds some of the inputs [N, K / ranks]; the bias is whole and added once."""
+    """A projection split over its inputs, [N, K / ranks] per rank; the bias is whole and added once."""
 
     def __init__(self, of: Projection, group: RankGroup) -> None:
         super().__init__(of.inputs, of.outputs, of.bias is not None, of.invariant, dtype=of.weight.dtype, device="meta")
@@ -84,15 +84,15 @@ class SummedProjection(Projection):
         self.group = group
 
     def forward(self, x: Tensor) -> Tensor:
-        """This rank's inputs [T, K / ranks] -> [T, N], the same on every rank. Raises RankGroupError."""
+        """Map this rank's inputs [T, K / ranks] to [T, N], the same on every rank. Raises RankGroupError."""
         total = self.group.sum(ops.linear(x, self.weight, None, invariant=self.invariant))
         return total if self.bias is None else total + self.bias
 
 
 class RankTransformer(Transformer):
-    """One rank's part of a transformer, for engines. `config` is that of the part; `whole` the model's.
+    """One rank's part of a transformer, for engines. `config` is the part's; `whole` the model's.
 
-    Its forward takes the same tokens on every rank and gives each the same hidden states. Parameters are uninitialised:
+    Its forward takes the same tokens and returns the same hidden states on every rank. Parameters are uninitialised:
     use `load_rank`.
     """
 
@@ -105,7 +105,7 @@ class RankTransformer(Transformer):
         device: torch.device | str = "cpu",
         batch_invariant: bool = True,
     ) -> None:
-        """Raises ModelConfigError where the ranks do not divide the model."""
+        """Raises ModelConfigError if the ranks do not divide the model."""
         super().__init__(part_config(whole, group.size), dtype=dtype, device=device, batch_invariant=batch_invariant)
         self.whole, self.group = whole, group
         for block in self.blocks:
@@ -118,7 +118,7 @@ class RankTransformer(Transformer):
         self._head_part: Tensor | None = None
 
     def tables(self) -> "Tables":
-        """Embedding, final norm and head of the whole model, the very modules of this part."""
+        """Return embedding, final norm and head of the whole model: the same modules as in this part."""
         return Tables(self)
 
     @property
@@ -129,8 +129,8 @@ class RankTransformer(Transformer):
         return self._head_part
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """As Transformer.logits, [T, V] on every rank. Each logit is one rank's product, so no bit depends on how many
-        there are. Raises RankGroupError."""
+        """Same as Transformer.logits, [T, V] on every rank. Each logit is computed by one rank, so its bits do not
+        depend on the number of ranks. Raises RankGroupError."""
         part = ops.head(hidden, self.head_part, invariant=self.batch_invariant)
         if part.shape[1] < self._width:
             part = F.pad(part, (0, self._width - part.shape[1]))
@@ -139,7 +139,7 @@ class RankTransformer(Transformer):
 
 
 class Tables(Transformer):
-    """A model without blocks, for drafters that read embedding and head on one rank alone: never a collective."""
+    """A model without blocks, for drafters that read embedding and head on one rank alone; uses no collective."""
 
     def __init__(self, part: RankTransformer) -> None:
         super().__init__(part.whole, device="meta", batch_invariant=part.batch_invariant)
@@ -148,7 +148,7 @@ class Tables(Transformer):
 
 
 def part_config(whole: ModelConfig, ranks: int) -> ModelConfig:
-    """The shape of one rank's part. Raises ModelConfigError where `ranks` do not divide the model."""
+    """Return the shape of one rank's part. Raises ModelConfigError if `ranks` do not divide the model."""
     if fault := ranks_fault(whole, ranks):
         raise ModelConfigError(fault)
     return replace(
@@ -160,9 +160,10 @@ def part_config(whole: ModelConfig, ranks: int) -> ModelConfig:
 
 
 def part_of(name: str, tensor: Tensor, whole: ModelConfig, rank: int, ranks: int) -> Tensor:
-    """What a rank holds of the tensor with this Hugging Face name, a view: rows of q, k, v, gate and up (and of their
-    biases), columns of o and down, the whole of others. Where there are more ranks than heads of keys, several have the
-    same rows of k and v."""
+    """Return a rank's part of the tensor with this Hugging Face name, as a view.
+
+    Rows of q, k, v, gate and up (and of their biases), columns of o and down, the whole of others. With more ranks than
+    key heads, several ranks share the same rows of k and v."""
     module, _, kind = name.rpartition(".")
     projection = module.rpartition(".")[2]
     if projection in _KEYS:
@@ -176,7 +177,7 @@ def part_of(name: str, tensor: Tensor, whole: ModelConfig, rank: int, ranks: int
 
 
 def parts_of(tensors: Mapping[str, Tensor], whole: ModelConfig, rank: int, ranks: int) -> dict[str, Tensor]:
-    """`part_of` each of a model's tensors, in their order."""
+    """Return `part_of` each of a model's tensors, in their order."""
     return {name: part_of(name, tensor, whole, rank, ranks) for name, tensor in tensors.items()}
 
 
@@ -218,7 +219,7 @@ class PartScatter(Scatter):
 
 
 def check_whole(whole: ModelConfig, given: Mapping[str, Tensor]) -> None:
-    """WeightsMismatchError unless `given` are names and shapes of the whole model."""
+    """Raise WeightsMismatchError unless `given` has the names and shapes of the whole model."""
     check_tensors(hf_shapes(Transformer(whole, device="meta")), given, tied=whole.tied)
 
 
@@ -231,8 +232,8 @@ def load_rank(
     device: torch.device | str = "cpu",
     batch_invariant: bool = True,
 ) -> RankTransformer:
-    """This rank's part of the model in a Hugging Face directory, converted to `dtype`; one tensor is held whole at a
-    time. Raises UnsupportedModelError, ModelConfigError, WeightsMismatchError."""
+    """Load this rank's part of the model in a Hugging Face directory, converted to `dtype`; one tensor at a time is
+    held whole. Raises UnsupportedModelError, ModelConfigError, WeightsMismatchError."""
     whole = ModelConfig.from_hf(read_config(path))
     model = RankTransformer(whole, group, dtype=dtype, device=device, batch_invariant=batch_invariant)
     with SafetensorsDirectory(Path(path)) as tensors:

@@ -1,7 +1,7 @@
-"""Host arrays on their way to a device and back: pinned, asynchronous, several in one copy. Owns no memory of its own.
+"""Copy host arrays to a device and back: pinned, asynchronous, several in one copy.
 
-On CUDA a copy from pageable memory waits for the device; one from pinned memory does not, and torch keeps pinned memory
-from being used again until its copies are done.
+On CUDA a copy from pageable memory waits for the device; one from pinned memory does not, and torch does not reuse
+pinned memory before its copies are done.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,10 +18,10 @@ Array = NDArray[Any]
 
 
 def upload(arrays: Mapping[str, Array | Sequence[Array]], device: torch.device | str) -> dict[str, Tensor]:
-    """The arrays as tensors of their dtypes and shapes on `device`, in one copy that nothing waits for. Of a sequence
-    of arrays the tensor is the concatenation, by rows.
+    """Return the arrays as tensors of their dtypes and shapes on `device`, in one asynchronous copy. A sequence of
+    arrays is concatenated by rows.
 
-    On the CPU they share memory with the arrays where these are contiguous and writable, and no sequence.
+    On the CPU, contiguous writable arrays share their memory with the tensors.
     """
     device = torch.device(device)
     if device.type == "cpu":
@@ -53,8 +53,8 @@ def _dtype(array: Array) -> torch.dtype:
 
 
 def start_download(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """A host copy of the tensor in `dtype`, contiguous. On CUDA it is filled once the work so far of the current stream
-    is done: wait for that before reading it."""
+    """Return a contiguous host copy of the tensor in `dtype`. On CUDA it is filled once the current stream's work so
+    far is done: wait for that before reading it."""
     if tensor.device.type != "cuda":
         return tensor.detach().to("cpu", dtype, copy=True).contiguous()
     host = torch.empty(tensor.shape, dtype=dtype, pin_memory=True)

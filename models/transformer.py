@@ -1,11 +1,11 @@
 """One decoder-only transformer for Llama, Mistral, Qwen2 and Qwen3, used by the learner and the engine alike.
 
-Owns the arithmetic between tokens and logits. It never decides how attention finds its keys: that is the context's
-part (`models.packed.PackedContext` for the learner, a cached one for the engine). It never reads or writes files.
+Defines the arithmetic between tokens and logits. The attention context finds the keys (`models.packed.PackedContext`
+for the learner, a cached one for the engine). No file access.
 
-Tokens are one flat row dimension T (packed segments or the rows of a decoding batch); there is no batch dimension.
-With `batch_invariant`, a row's logits depend bitwise on its own segment only: never on how many rows are computed with
-it, how its prompt was cut into chunks, or whether keys came from a cache.
+Tokens are one flat row dimension T (packed segments or the rows of a decoding batch); there is no batch dimension. With
+`batch_invariant`, a row's logits depend bitwise on its own segment only. They do not depend on the number of rows in
+the pass, on how its prompt was split into chunks, or on whether keys came from a cache.
 
 For the learner: `fully_shard` each of `model.blocks`, then the model itself, then
 `torch.distributed.fsdp.register_fsdp_forward_method(model, "logits")`, because `logits` uses parameters of the root.
@@ -31,7 +31,7 @@ from models.rope import RopeTable, Rotation
 
 
 class AttentionContext(Protocol):
-    """Where the tokens of a forward sit, and what they attend to."""
+    """Positions of a forward's tokens, and what they attend to."""
 
     @property
     def positions(self) -> Tensor:
@@ -41,7 +41,7 @@ class AttentionContext(Protocol):
         """q [T, Hq, D], k and v [T, Hkv, D] of these tokens, after RoPE -> attention output [T, Hq, D]."""
 
 
-MASTER = "master"  # attribute of a copy of a parameter that is computed with in its place: the parameter
+MASTER = "master"  # attribute of a parameter's copy that replaces it in computation: the parameter
 
 
 class Projection(nn.Module):
@@ -64,11 +64,11 @@ class Projection(nn.Module):
         self.weight = nn.Parameter(torch.empty(outputs, inputs, dtype=dtype, device=device))
         self.bias = nn.Parameter(torch.empty(outputs, dtype=dtype, device=device)) if bias else None
         self.invariant = invariant
-        self.adapters: nn.ModuleDict | None = None  # of parts of the weight, by their own names: see models.lora
+        self.adapters: nn.ModuleDict | None = None  # low-rank updates of parts of the weight, by name: see models.lora
 
     @property
     def updates(self) -> list[ops.LowRank]:
-        """What the adapters add to the weight."""
+        """Low-rank updates that are added to the weight."""
         return [adapter.update for adapter in (self.adapters or {}).values() if isinstance(adapter, Adapter)]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -96,21 +96,22 @@ class Adapter(nn.Module):
 
 
 class Mirror:
-    """What an engine stores of the weight of one projection: quantised from the engine's dtype, as it is published."""
+    """An engine's copy of one projection's weight: quantised from the engine's dtype, as it is published."""
 
     def __init__(self, form: LowBitFormat, dtype: torch.dtype, cached: bool) -> None:
         self._form, self._dtype, self._cached = form, dtype, cached
         self._last: tuple[list[Tensor], list[int], LowBitWeight] | None = None
 
     def __deepcopy__(self, memo: object) -> "Mirror":
-        return Mirror(self._form, self._dtype, self._cached)  # versions of copied parameters count anew
+        return Mirror(self._form, self._dtype, self._cached)  # copied parameters have new version counters
 
     def of(self, weight: Tensor, updates: Sequence[ops.LowRank] = ()) -> LowBitWeight:
-        """`weight` [N, K], or a copy with its MASTER, with the updates merged, in few bits; again only where one of
-        them has changed in place."""
+        """Return `weight` [N, K], with the updates merged, in few bits; recomputed only after an in-place change.
+
+        If `weight` is a copy, its MASTER attribute is quantised instead."""
         master: Tensor = getattr(weight, MASTER, weight)
         parts = [master, *(factor for update in updates for factor in (update.a, update.b))]
-        counted = self._cached and not any(part.is_inference() for part in parts)  # whose changes are not counted
+        counted = self._cached and not any(part.is_inference() for part in parts)  # else changes are not counted
         versions = [part._version for part in parts] if counted else []
         same = self._last is not None and counted and self._last[1] == versions
         if self._last is not None and same and all(map(operator.is_, self._last[0], parts)):
@@ -123,7 +124,7 @@ class Mirror:
 
 
 class LowBitProjection(nn.Module):
-    """y = x W^T + b, with W [N, K] stored in few bits: for engines, never differentiable."""
+    """y = x W^T + b, with W [N, K] stored in few bits: for engines, not differentiable."""
 
     weight: Tensor
     weight_scale: Tensor
@@ -142,7 +143,7 @@ class LowBitProjection(nn.Module):
 
     @property
     def stored(self) -> LowBitWeight:
-        """The weight, in the live memory."""
+        """The weight, in its live memory."""
         return LowBitWeight(self.form, self.weight, self.weight_scale, self.weight_zero)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -174,8 +175,8 @@ class Embedding(nn.Module):
 class Block(nn.Module):
     """Pre-norm attention and SwiGLU.
 
-    An inference runner with fused kernels may replace `rotate` + `attend` (its own norm, RoPE and cache write on the
-    output of `project`) and keep the rest: forward is project -> rotate -> context.attend -> finish.
+    forward is project -> rotate -> context.attend -> finish. An inference runner with fused kernels may replace
+    `rotate` + `attend` (its own norm, RoPE and cache write on the output of `project`) and keep the rest.
     """
 
     PROJECTIONS = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
@@ -204,7 +205,8 @@ class Block(nn.Module):
         self.down_proj = projection(config.intermediate_size, hidden, config.mlp_bias)
 
     def store_in(self, form: LowBitFormat | None) -> None:
-        """Give the four matrices new memory, uninitialised, of this format (None: the norms' dtype). Biases stay."""
+        """Allocate new, uninitialised memory for the four matrices in this format (None: the norms' dtype). Biases
+        stay."""
         place = self.mlp_norm.weight
         for name in self.PROJECTIONS:
             old = getattr(self, name)
@@ -245,7 +247,7 @@ class Block(nn.Module):
         return x + mlp
 
     def stack_layer(self, input_norm: Tensor) -> ops.StackLayer:
-        """The block's weights as the fused kernels take them."""
+        """Return the block's weights in the form of the fused kernels."""
 
         def weight(projection: nn.Module) -> Tensor | LowBitWeight:
             assert isinstance(projection, Projection | LowBitProjection)
@@ -269,7 +271,7 @@ class Block(nn.Module):
     def forward(self, x: Tensor, rotation: Rotation, context: AttentionContext) -> Tensor:
         """Residual stream in and out, [T, H]."""
         if self.recompute and torch.is_grad_enabled():
-            # Inside the module call, so that FSDP2's hooks stay outside of what is recomputed.
+            # inside the module call, so that recomputation does not trigger FSDP2's hooks
             recomputed: Tensor = checkpoint(self._forward, x, rotation, context, use_reentrant=False)
             return recomputed
         return self._forward(x, rotation, context)
@@ -294,8 +296,8 @@ class Transformer(nn.Module):
         batch_invariant: bool = True,
         low_bit: LowBitFormat | None = None,
     ) -> None:
-        """low_bit: the blocks' matrices are stored in this format: for engines. Raises ModelConfigError where its
-        groups do not divide them."""
+        """low_bit: storage format of the blocks' matrices, for engines. Raises ModelConfigError if its groups do not
+        divide them."""
         super().__init__()
         self.config = config
         self.batch_invariant = batch_invariant
@@ -319,8 +321,8 @@ class Transformer(nn.Module):
     def forward(self, tokens: Tensor, context: AttentionContext, recorded: tuple[int, ...] = ()) -> Tensor:
         """tokens int64 [T] -> hidden states after the final norm [T, H].
 
-        `recorded`: layers (from 0) whose outputs, the residual stream, stand before the final state in each row:
-        [T, (len(recorded) + 1) H]; see `final_states`.
+        `recorded`: layers (from 0) whose outputs, the residual stream, precede the final state in each row: [T,
+        (len(recorded) + 1) H]; see `final_states`.
         """
         rotation = self.rope.at(context.positions)
         x = self.embed_tokens(tokens)
@@ -343,25 +345,26 @@ class Transformer(nn.Module):
 
     @property
     def head_weight(self) -> Tensor:
-        """[V, H], of the language-model head."""
+        """Weight of the language-model head, [V, H]."""
         head = self.embed_tokens if self.lm_head is None else self.lm_head
         return head.weight
 
     @property
     def tied(self) -> bool:
-        """The head is the embedding."""
+        """Whether the head shares the embedding's weights."""
         return self.lm_head is None
 
     def layout(self) -> list[Slice]:
-        """Where each Hugging Face tensor is."""
+        """Return the location of each Hugging Face tensor."""
         return hf_layout(self.config, self.low_bit)
 
     @contextmanager
     def storing(self, form: LowBitFormat | None) -> Iterator[None]:
-        """From here on the blocks' matrices are stored in this format (None: in the model's dtype), to be filled inside
-        the block where that is new; biases stay where they are. If the block raises, everything is where it was.
+        """Store the blocks' matrices in this format (None: the model's dtype) from now on; the caller's block fills new
+        memory.
 
-        While they change, both exist. Raises ModelConfigError where the format's groups do not divide them.
+        Biases stay. If the block raises, the former state is restored. Both copies exist during the change. Raises
+        ModelConfigError if the format's groups do not divide the matrices.
         """
         if form == self.low_bit:
             yield
@@ -388,11 +391,11 @@ class Transformer(nn.Module):
         return ((block, name) for block in self.blocks for name in Block.PROJECTIONS)
 
     def mirror(self, form: LowBitFormat | None, dtype: torch.dtype, *, cached: bool = True) -> None:
-        """Compute what an engine computes that stores this model's matrices in `form`, quantised from `dtype`, and let
-        gradients go straight through to the parameters (`ops.mirrored_linear`). None: no more.
+        """Compute as an engine with its matrices in `form`, quantised from `dtype`; None: stop doing so.
 
-        `cached`: a matrix is quantised again only when its parameter's version counter has moved, which that of a
-        parameter gathered by FSDP2 does not. Raises ModelConfigError where the format's groups do not divide them.
+        Gradients pass straight through to the parameters (`ops.mirrored_linear`). `cached`: quantise a matrix again
+        only if its parameter's version counter changed, which fails for parameters gathered by FSDP2. Raises
+        ModelConfigError if the format's groups do not divide them.
         """
         if form is not None:
             require_low_bit(self.config, form)
@@ -407,13 +410,13 @@ class Transformer(nn.Module):
         return self.config.to_hf()
 
     def set_activation_checkpointing(self, enabled: bool) -> None:
-        """Keep only each block's input for the backward pass, compute the rest again: same gradients, less memory."""
+        """Keep only each block's input for the backward pass and recompute the rest: same gradients, less memory."""
         for block in self.blocks:
             assert isinstance(block, Block)
             block.recompute = enabled
 
 
 def final_states(model: Transformer, rows: Tensor) -> Tensor:
-    """Rows of `Transformer.forward` with any recorded layers [T, W] -> what `logits` takes, [T, H]."""
+    """Return the input of `logits` [T, H] from rows of `Transformer.forward` with any recorded layers [T, W]."""
     hidden = model.config.hidden_size
     return rows if rows.shape[1] == hidden else rows[:, rows.shape[1] - hidden :].contiguous()

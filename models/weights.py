@@ -1,5 +1,4 @@
-"""Weights in one flat buffer: what travels between learner and engines. Owns the byte layout and its checksum; never
-decides when weights move or through what."""
+"""Weights in one flat buffer, for the transfer from learner to engines: the byte layout and its checksum."""
 
 import math
 import warnings
@@ -25,7 +24,7 @@ class WeightsCorruptError(RuntimeError):
 def pack(named: Mapping[str, Tensor], version: int, *, out: Buffer | None = None) -> tuple[WeightsManifest, Buffer]:
     """Copy tensors (of models.dtypes, any device) into one uint8 buffer, each at a multiple of 64 bytes.
 
-    `out`: a writable buffer to reuse; it must have exactly the needed size, else a ValueError says which that is.
+    `out`: a writable buffer to reuse; a ValueError names the needed size if it differs.
     """
     for name, tensor in named.items():
         if tensor.dtype not in DTYPE_NAMES:
@@ -45,8 +44,9 @@ def pack_each(
     device: torch.device = HOST,
     out: Buffer | None = None,
 ) -> tuple[WeightsManifest, Buffer]:
-    """As `pack`, of tensors that come one by one in the order of `specs`, each gone before the next is asked for.
-    `device`: where they are; beside them it holds two pieces of the buffer at a time."""
+    """Same as `pack`, for tensors that arrive one by one in the order of `specs`; each is released before the next.
+
+    `device`: the tensors' device; besides them it holds two pieces of the buffer at a time."""
     if out is None:
         out = np.zeros(total_bytes, dtype=np.uint8)
     elif out.dtype != np.uint8 or out.shape != (total_bytes,):
@@ -56,10 +56,10 @@ def pack_each(
 
 
 def unpack(manifest: WeightsManifest, buffer: Buffer, *, verify: bool = True) -> Iterator[tuple[str, Tensor]]:
-    """Name and tensor of every entry, as views into the buffer (no copy: do not write to them, keep the buffer).
+    """Yield name and tensor of every entry, as views into the buffer (no copy: do not write to them, keep the buffer).
 
     Raises WeightsCorruptError, before the first tensor, if size or checksum differ from the manifest's; verify=False
-    skips the checksum (a second reader of a buffer that was verified).
+    skips the checksum (for a second reader of a verified buffer).
     """
     if buffer.dtype != np.uint8 or buffer.ndim != 1 or buffer.size != manifest.total_bytes:
         raise WeightsCorruptError(
@@ -70,7 +70,7 @@ def unpack(manifest: WeightsManifest, buffer: Buffer, *, verify: bool = True) ->
         raise WeightsCorruptError(
             f"weights version {manifest.version}: checksum {found:#x}, the manifest says {manifest.checksum:#x}"
         )
-    with warnings.catch_warnings():  # Buffers from Ray's object store are read-only; so are our views, by contract.
+    with warnings.catch_warnings():  # buffers from Ray's object store are read-only; views must not be written
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         flat = torch.from_numpy(buffer)
     return ((spec.name, _view(flat, spec)) for spec in manifest.tensors)

@@ -1,8 +1,8 @@
 // Causal attention for packed segments (learner) and for a paged KV cache (engine), and the backward of the first.
 //
-// Invariant: the result of one query row and head depends on its query and on the list of keys and values that it may
-// see, in order of position; on nothing else. Both entry points, every chunk size, and tree masks (which only shorten
-// that list) go through `attend`, so a cached row equals a packed row bitwise.
+// Invariant: the result of one query row and head depends only on its query and on its visible keys and values, in
+// order of position. Both entry points, every chunk size, and tree masks (which only shorten that list) go through
+// `attend`, so a cached row equals a packed row bitwise.
 #include "attention.h"
 
 #include <algorithm>
@@ -19,13 +19,13 @@ namespace paceline {
 namespace {
 
 constexpr int64_t kRowsPerTask = 32;
-constexpr int64_t kAheadBytes = 1 << 17;  // of keys, and as many of values: a part of the second-level cache
+constexpr int64_t kAheadBytes = 1 << 17;  // of keys, and the same of values: a part of the second-level cache
 
 struct Task {
   int64_t segment, kv_head, first_row, last_row;  // rows [first, last) of the segment's queries
 };
 
-// Addresses of the rows j .. j + 7 < n; past n, the last one again.
+// Addresses of rows j .. j + 7 below n; past n, the last one is repeated.
 template <typename T>
 void addresses(const Places& places, const T* base, int64_t stride, int64_t j, int64_t n, const T* out[kLanes]) {
   if (places.runs && j + kLanes <= n) {
@@ -36,7 +36,7 @@ void addresses(const Places& places, const T* base, int64_t stride, int64_t j, i
   }
 }
 
-// Adds neighbouring lanes: of a and b, the layout of AVX hadd.
+// Adds neighbouring lanes of a and b, in the layout of AVX hadd.
 inline f32x8 add_pairs(f32x8 a, f32x8 b) {
   return __builtin_shufflevector(a, b, 0, 2, 8, 10, 4, 6, 12, 14) +
          __builtin_shufflevector(a, b, 1, 3, 9, 11, 5, 7, 13, 15);
@@ -67,7 +67,7 @@ void dots(const Q* query, const T* base, int64_t stride, const Places& places, i
   }
 }
 
-// out[0 : 8 * kVectors] = sum over j < n of weight[j] * row j; even and odd j are summed apart.
+// out[0 : 8 * kVectors] = sum over j < n of weight[j] * row j; even and odd j have separate sums.
 template <int kVectors, typename T>
 void weighted_columns(const float* weight, const T* base, int64_t stride, const Places& places, int64_t n,
                       float* out) {
@@ -139,8 +139,8 @@ Scratch& scratch_of_thread() {
   return scratch;
 }
 
-// The heads of one query row that share their keys, q [heads, head_dim], over the first n of these -> out. The whole of
-// the invariant: nothing else enters.
+// Attends with the heads of one query row that share their keys, q [heads, head_dim], to the first n keys -> out. The
+// invariant holds because nothing else enters.
 template <typename T>
 void attend(const T* q, int64_t heads, const Keys<T>& keys, int64_t n, float scale, Ahead<T> ahead, Scratch& scratch,
             T* out) {
@@ -156,7 +156,7 @@ void attend(const T* q, int64_t heads, const Keys<T>& keys, int64_t n, float sca
   }
 }
 
-// Row blocks of every (segment, kv head); `offsets` cut the query rows.
+// Row blocks of every (segment, kv head); `offsets` divide the query rows.
 std::vector<Task> tasks_of(const int32_t* offsets, int64_t segments, int64_t kv_heads, int64_t rows_per_task) {
   std::vector<Task> tasks;
   for (int64_t segment = 0; segment < segments; ++segment) {
@@ -185,15 +185,15 @@ void for_each(const std::vector<Task>& tasks, int threads, Function run) {
 
 }  // namespace
 
-// How packed rows hang together: segment s continues parents[s], an earlier one, or begins a sequence (-1, or no
-// parents). Segments are in depth-first order: all that continue one, directly or not, follow it without a gap.
+// The tree of packed segments: segment s continues parents[s], an earlier one, or begins a sequence (-1, or no
+// parents). Segments are in depth-first order: all descendants of a segment follow it without a gap.
 class Forest {
  public:
   Forest(const PackedSegments& segments, int64_t rows)
       : offsets_(segments.offsets), parents_(segments.parents), before_(segments.count), end_(segments.count) {
     check_offsets(offsets_, count(), rows, "cu_seqlens");
     for (int64_t s = 0; s < count(); ++s) {
-      int64_t last = s - 1;  // what s may continue: the segment before it, or one that that continues
+      int64_t last = s - 1;  // candidate parents of s: the segment before it and that one's ancestors
       while (last >= 0 && last != parent(s)) last = parent(last);
       if (last != parent(s))
         throw std::invalid_argument("parents: segment " + std::to_string(s) + " continues segment " +
@@ -210,8 +210,8 @@ class Forest {
   int64_t parent(int64_t s) const { return parents_ == nullptr ? -1 : parents_[s]; }
   int64_t start(int64_t s) const { return offsets_[s]; }
   int64_t rows_of(int64_t s) const { return offsets_[s + 1] - offsets_[s]; }
-  int64_t before(int64_t s) const { return before_[s]; }  // rows of all that it continues
-  int64_t end(int64_t s) const { return end_[s]; }        // behind the last segment that continues it
+  int64_t before(int64_t s) const { return before_[s]; }  // rows of all its ancestors
+  int64_t end(int64_t s) const { return end_[s]; }        // behind its last descendant
 
   // The rows that row `rows - 1` of segment s may see, in order of position.
   void places(int64_t s, int64_t rows, int32_t* out) const {
@@ -245,9 +245,9 @@ void packed_attention(const T* q, const T* k, const T* v, const PackedSegments& 
   });
 }
 
-// Gradients of the keys and values that the segments of one unit may see: those of the unit, and before them those that
-// it continues. Query rows and heads are taken kTile at a time, so that each gradient of a key or value is read and
-// written once per tile. Every sum has one order: queries rising, heads inside a query.
+// Gradients of the keys and values that one unit's segments may see: first those of their ancestors, then their own.
+// Takes kTile query rows and heads at a time, so that each gradient of a key or value is read and written once per
+// tile. Every sum has one order: queries rising, heads inside a query.
 template <typename T>
 class Backward {
  public:
@@ -256,7 +256,7 @@ class Backward {
     scratch.d_values.assign(rows * shape.head_dim, 0.0f);
   }
 
-  // The queries that follow see the first of `rows` keys; key j's gradient is the `into[j]`-th.
+  // The following queries see the first of `rows` keys; key j's gradient has the number `into[j]`.
   void begin(const Keys<T>& keys, const int32_t* into, int64_t rows) {
     keys_ = keys, into_ = into, padded_ = (rows + kLanes - 1) / kLanes * kLanes;
     scratch_.weight.resize(kTile * padded_);
@@ -330,14 +330,14 @@ class Backward {
   int used_ = 0;
 };
 
-// Segments [first, last) whose gradients one task computes. Of a trunk, a segment that much continues, the gradients of
-// keys and values are sums over units; what each unit adds to those is kept until all have.
+// Segments [first, last) whose gradients one task computes. A trunk is a segment with many descendants: the gradients
+// of its keys and values are sums over units, and each unit's part is kept until all have finished.
 struct Unit {
   int64_t first, last;
   bool trunk;
 };
 
-constexpr int64_t kTrunkShare = 8;  // a trunk has more than one in so many of all rows behind it
+constexpr int64_t kTrunkShare = 8;  // a trunk and its descendants have more than one in kTrunkShare of all rows
 
 std::vector<Unit> units_of(const Forest& forest, int64_t rows) {
   std::vector<Unit> units;
@@ -425,7 +425,7 @@ void paged_attention(const T* q, const T* k_cache, const T* v_cache, const PageT
   const std::vector<Task> tasks = tasks_of(query_offsets, pages.requests, shape.kv_heads, kRowsPerTask);
   for_each(tasks, shape.threads, [&](const Task& task) {
     int64_t start = query_offsets[task.segment], queries = query_offsets[task.segment + 1] - start;
-    int64_t before = pages.context_lens[task.segment] - queries;  // context tokens ahead of the first query row
+    int64_t before = pages.context_lens[task.segment] - queries;  // context tokens before the first query row
     Scratch& scratch = scratch_of_thread();
     scratch.reserve(before + queries, width);
     int32_t* place = scratch.place.data();
@@ -433,7 +433,7 @@ void paged_attention(const T* q, const T* k_cache, const T* v_cache, const PageT
     pages.slots(task.segment, 0, known, place);
     Keys<T> keys{k_cache + task.kv_head * width, v_cache + task.kv_head * width, shape.k_stride, shape.v_stride, width,
                  {place, tree_mask == nullptr && pages.block_tokens % kLanes == 0}};
-    // What this thread computes next, if every task takes as long.
+    // This thread's next task, if every task takes as long.
     const Task* next = &task + std::max(1, shape.threads);
     Ahead<T> ahead{};
     if (next < tasks.data() + tasks.size() && (next->segment != task.segment || next->kv_head != task.kv_head)) {

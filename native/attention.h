@@ -1,4 +1,4 @@
-// What the variants of the attention kernel share: where keys and values lie.
+// Shared by the variants of the attention kernel: the places of keys and values.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +7,8 @@
 
 namespace paceline {
 
-// Which rows of a cache (or of the packed keys) a query may see, in order of position. `runs`: each aligned group of
-// eight lies in one piece, so that one address serves for all.
+// The rows of a cache (or of the packed keys) that a query may see, in order of position. `runs`: each aligned group of
+// eight rows is contiguous, so that one address serves for all.
 struct Places {
   const int32_t* row;
   bool runs;
@@ -22,7 +22,7 @@ struct Keys {
   Places places;
 };
 
-// Keys that will be read soon, to be fetched into the second-level cache meanwhile: the first n of them.
+// The first n keys of the next task, to be fetched into the second-level cache meanwhile.
 template <typename T>
 struct Ahead {
   const T *k, *v;
@@ -32,7 +32,7 @@ struct Ahead {
 
 namespace avx512 {
 
-// Query rows of one token, q [queries, head_dim], over their first n keys -> out [queries, head_dim].
+// Attends with the query rows of one token, q [queries, head_dim], to their first n keys -> out [queries, head_dim].
 // weight: 4 (n + 32) floats of scratch.
 template <typename T>
 void attend(const T* q, int64_t queries, const Keys<T>& keys, int64_t n, float scale, Ahead<T> ahead, float* weight,

@@ -1,5 +1,5 @@
-// Attention of query rows over their keys for AVX-512. Its invariant is that of attention.cpp: one row and head depends
-// on its query and its list of keys and values alone, each sum in one order, however many heads are computed together.
+// Attention of query rows over their keys for AVX-512. Same invariant as attention.cpp: one row and head depends only
+// on its query and its list of keys and values. Each sum has one order, however many heads are computed together.
 //
 // Compiled with AVX-512 flags, so everything here is local, without the standard library: see linear_avx512.cpp.
 #include "attention.h"
@@ -11,7 +11,7 @@ namespace {
 constexpr int kWide = 16;     // lanes of a float32 vector
 constexpr int kColumns = 64;  // columns of the output summed at a time
 
-// Elements of a key that fit into one register: a step of a dot product.
+// Elements of a key per register: a step of a dot product.
 template <typename T>
 constexpr int64_t kStep = 64 / sizeof(T);
 
@@ -53,7 +53,7 @@ inline void fetch(const void* row, int64_t bytes) {
   for (int64_t at = 0; at < bytes; at += 64) _mm_prefetch(static_cast<const char*>(row) + at, _MM_HINT_T1);
 }
 
-// out[g * stride + j] = query g . key j for j < n, and something in the lanes up to a multiple of 16.
+// out[g * stride + j] = query g . key j for j < n; other lanes up to a multiple of 16 hold anything.
 template <int kQueries, typename T>
 void dots(const T* q, const Keys<T>& keys, int64_t n, const Ahead<T>& ahead, float* out,
           int64_t out_stride) {
@@ -93,7 +93,7 @@ void dots(const T* q, const Keys<T>& keys, int64_t n, const Ahead<T>& ahead, flo
   }
 }
 
-// e^x for x <= 0, within 1 ulp; 0 from -104 down. x = n ln2 + r as in vec.h, 2^n by the instruction for it.
+// e^x for x <= 0, within 1 ulp; 0 from -104 down. x = n ln2 + r as in vec.h; one instruction applies 2^n.
 inline __m512 exp_negative(__m512 x) {
   x = _mm512_max_ps(_mm512_set1_ps(-104.0f), x);  // a NaN stays one
   __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(0x1.715476p+0f)), 0);
@@ -128,7 +128,7 @@ inline float softmax_weights(float* weight, int64_t n, float scale) {
   return _mm512_reduce_add_ps(total);
 }
 
-// Sixteen columns of values as float32, by their number. Those of bfloat16 come as the even and the odd ones of 32.
+// Sixteen columns of values as float32, in order. Columns of bfloat16 come as the even and the odd ones of 32.
 struct FloatColumns {
   static constexpr int kElements = 16, kVectors = 1;
   static void load(const float* p, int64_t count, __m512 out[1]) { out[0] = load_step(p, count); }
@@ -182,7 +182,7 @@ void mix(const float* weight, int64_t weight_stride, const float* total, const T
     }
   }
 #pragma GCC unroll 4
-  for (int g = 0; g < kQueries; ++g) {  // unrolled, or the sums would live in memory
+  for (int g = 0; g < kQueries; ++g) {  // unrolled, or the sums would be in memory
 #pragma GCC unroll 4
     for (int c = 0; c < kBlocks; ++c) sums[g][c] = _mm512_div_ps(sums[g][c], _mm512_set1_ps(total[g]));
 #pragma GCC unroll 4

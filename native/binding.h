@@ -1,4 +1,4 @@
-// How Python hands over memory: addresses, and whether the storage type is bf16.
+// Memory arguments from Python: addresses, and whether the storage type is bf16.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -16,7 +16,7 @@ T* at(Address address) {
   return reinterpret_cast<T*>(address);
 }
 
-// Runs `f` with a null T* that tells it the storage type, without the GIL.
+// Calls `f` with a null T* of the storage type, without the GIL.
 template <typename Function>
 void by_dtype(bool is_bf16, Function f) {
   nanobind::gil_scoped_release release;

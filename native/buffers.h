@@ -1,4 +1,4 @@
-// Arrays of numpy as Python buffers: nanobind's ndarray asks numpy for DLPack, which costs more than what is done to them.
+// NumPy arrays as Python buffers: nanobind's ndarray asks NumPy for DLPack, which costs more than the work on them.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -22,7 +22,7 @@ constexpr bool is_format(char code) {
   if constexpr (std::is_same_v<T, bool>) return code == '?';
 }
 
-// An array of numpy as it is; None gives a null pointer. Only the last axis must be dense.
+// A NumPy array without conversion; None gives a null pointer. Only the last axis must be dense.
 template <typename T>
 class Array {
  public:

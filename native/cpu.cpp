@@ -35,9 +35,9 @@ bool finds_avx512() {
 #endif
 }
 
-// Asks Linux for the 8 KiB of tile registers. The answer holds for the process: for threads that run already (an OpenMP
-// pool), later ones, and children by fork. Refused without AMX, before Linux 5.16, or if a thread's signal stack is
-// too small to save them.
+// Asks Linux for the 8 KiB of tile registers. The answer holds for the process: for running threads (an OpenMP pool),
+// later ones, and children by fork. Refused without AMX, before Linux 5.16, or if a thread's signal stack is too small
+// to save them.
 bool finds_amx() {
 #if defined(PACELINE_AMX)
   constexpr unsigned kBf16 = 1u << 22, kTile = 1u << 24, kInt8 = 1u << 25, kAll = kBf16 | kTile | kInt8;

@@ -1,7 +1,7 @@
 // A chain's passes: stack, head, cutoff and draw, once per depth.
 //
-// Owns which requests a pass has rows of: those with the most to draft come first, so that the rows of a pass are those
-// of the one before without its last. Every number is that of the separate operations.
+// Owns which requests have rows in a pass. Requests with the most tokens to draft come first, so that each pass has a
+// prefix of the previous pass's rows. Every number is that of the separate operations.
 #include "draft_chain.h"
 
 #include <algorithm>
@@ -26,7 +26,7 @@ struct ChainActivations : Activations<T> {
   T *hidden, *logits;
 };
 
-// The smallest logit that may be drawn, as models/ops/reference.py's `cutoff` but for the rounding of sums.
+// The smallest logit that may be drawn: models/ops/reference.py's `cutoff`, except for the rounding of sums.
 template <typename T>
 float least_logit(const T* logits, int64_t vocab, float temperature, int64_t top_k, float top_p) {
   static thread_local std::vector<float> values;

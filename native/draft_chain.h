@@ -5,14 +5,14 @@
 
 namespace paceline {
 
-// What the logits [rows, vocab] are computed with: `bits` 8: panels of LowBitWeight; 0: of T, panels if `packed`.
+// The head that computes the logits [rows, vocab]. `bits` 8: panels of LowBitWeight; 0: of T, panels if `packed`.
 struct ChainHead {
   const void* weight;
   int64_t bits;
   bool packed;
 };
 
-// The requests that a chain is drafted for. Tables are the engine's, by slot; arrays without a shape are [requests].
+// The requests of the chains. Tables are the engine's, by slot; arrays without a shape are [requests].
 template <typename T>
 struct DraftChain {
   int64_t requests, depth;
@@ -24,15 +24,15 @@ struct DraftChain {
   T *k_cache, *v_cache;  // [layers, cache_slots, kv_heads, head_dim]
   const float *temperature, *top_p;
   const int64_t *top_k, *keys;
-  T* logits;  // [requests, depth, vocab], or null: what the tokens were drawn from, -inf where left out
+  T* logits;  // [requests, depth, vocab], or null: the logits drawn from, -inf where excluded
 };
 
 template <typename T>
 int64_t draft_chain_workspace_bytes(const StackShape& shape, int64_t requests);
 
-// tokens [requests, depth]: draws one behind the other from the last known token on, -1 behind the counts; keys and values
-// of the positions lengths - 1 .. lengths + counts - 2 are written. Throws std::out_of_range, before the cache is written
-// in that pass, for what lies outside its table.
+// Draws tokens [requests, depth] one after another from the last known token on, -1 past the counts. Writes the keys
+// and values of the positions lengths - 1 .. lengths + counts - 2. Throws std::out_of_range for anything outside its
+// table, before that pass writes the cache.
 template <typename T>
 void draft_chain(const StackShape& shape, const StackWeights<T>& weights, const ChainHead& head,
                  const DraftChain<T>& chain, void* workspace, int64_t* tokens, int threads);

@@ -1,4 +1,4 @@
-// Python binding of chains of drafts; models/ops/chain.py checks what they are given.
+// Python binding of chains of drafts; models/ops/chain.py checks the arguments.
 #include "binding.h"
 #include "draft_chain.h"
 

@@ -1,7 +1,7 @@
 // The EAGLE drafter's passes: one over given rows, and a whole chain of drafts without Python between its tokens.
 //
-// Owns the order of the operations: fuse, the block (no norm before it, none after it), head and draw. Invariant: as in
-// stack.h, bitwise what drafter/eagle computes by the separate operations over the same kernels.
+// Owns the order of the operations: fuse, the block (no norm before it, none after it), head and draw. Invariant, as in
+// stack.h: bitwise equal to drafter/eagle's separate operations over the same kernels.
 #include <vector>
 
 #include "stack.h"

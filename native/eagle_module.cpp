@@ -1,4 +1,4 @@
-// Python binding of the EAGLE drafter's passes; models/ops/eagle.py checks what they are given.
+// Python binding of the EAGLE drafter's passes; models/ops/eagle.py checks the arguments.
 #include "binding.h"
 #include "kernels.h"
 

@@ -1,4 +1,4 @@
-// RMS norm, SwiGLU, rotary embedding, and writing the KV cache: everything that looks at one token at a time.
+// RMS norm, SwiGLU, rotary embedding, and writing the KV cache: the operations on one token at a time.
 #include <algorithm>
 #include <stdexcept>
 #include <string>
@@ -9,7 +9,7 @@
 namespace paceline {
 namespace {
 
-constexpr int64_t kParallelElements = 1 << 15;  // below, a second thread costs more than it gives
+constexpr int64_t kParallelElements = 1 << 15;  // with fewer, a second thread costs more than it gives
 
 int tail(int64_t width, int64_t at) { return width - at < kLanes ? static_cast<int>(width - at) : kLanes; }
 
@@ -68,8 +68,8 @@ void add_rms_norm(const T* x, const T* residual, const T* weight, T* out, T* tot
   }
 }
 
-// With r = 1/rms(x): dx = r w dy - x r^3 mean(w dy x), dw = sum over rows of dy x r. Rows are summed in blocks of 64,
-// then blocks in order: the same for any number of threads, and the error grows with the number of blocks, not of rows.
+// With r = 1/rms(x): dx = r w dy - x r^3 mean(w dy x), dw = sum over rows of dy x r. Sums rows in blocks of 64, then
+// blocks in order: the same for any number of threads, with an error that grows with the number of blocks, not of rows.
 template <typename T>
 void rms_norm_backward(const T* grad, const T* x, const T* weight, T* grad_x, float* grad_weight, int64_t rows,
                        int64_t width, float eps, int threads) {

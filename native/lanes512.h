@@ -1,6 +1,6 @@
-// The first lanes of vectors of 16 floats, in and out of float32 and bfloat16 memory.
+// Loads and stores of the first lanes of vectors of 16 floats, from and to float32 and bfloat16 memory.
 //
-// Only for files compiled with AVX-512 flags, and everything local, as they are for other CPUs than the rest.
+// Only for files compiled with AVX-512 flags. Everything is local, since these files serve other CPUs than the rest.
 #pragma once
 
 #include <immintrin.h>

@@ -1,8 +1,8 @@
-// y = x W^T + b with every element summed in the same order, whatever the batch: one fused multiply-add per k, k rising.
+// y = x W^T + b with the same order of every element's sum for any batch: one fused multiply-add per k, k rising.
 //
-// Owns the packing of weights, the division of the work, and the kernel for AVX2; linear_avx512.cpp has the other one,
-// equal bitwise in float32. Invariant: blocking, threads and batch size choose which elements are computed together,
-// never the order inside one of them.
+// Owns the packing of weights, the division of the work, and the kernel for AVX2; the one in linear_avx512.cpp is equal
+// bitwise in float32. Invariant: blocking, threads and batch size choose which elements are computed together, never
+// the order inside one of them.
 #include "linear.h"
 
 #include <algorithm>
@@ -21,7 +21,7 @@ constexpr int kRows = 6;               // 6 x 16 sums fill the 16 vector registe
 constexpr int64_t kCacheFloats = 65536;  // rows of x per task, so that they stay in the second-level cache
 constexpr int64_t kParallelWork = 1 << 19;  // multiply-adds below which a second thread costs more than it gives
 
-// Eight columns, from `column` on, of a panel at depth k.
+// Eight columns of a panel, from `column` on, at depth k.
 inline f32x8 load_at(const float* panel, int64_t k, int64_t column) { return load(panel + k * kPanel + column); }
 inline f32x8 load_at(const bf16* panel, int64_t k, int64_t column) {
   u32x8 pairs;
@@ -58,7 +58,7 @@ void block(const Product<T, float>& p, int64_t row, int64_t panel, const W* weig
   }
 }
 
-// As many panels at a time as keep at least eight sums in flight, which hides the latency of the multiply-add.
+// Enough panels at a time to keep at least eight sums in flight, which hides the latency of the multiply-add.
 template <int kM, int kPanels, typename T>
 void rows_of(const Product<T, float>& p, int64_t row, int64_t first, int64_t last) {
   for (; first + kPanels <= last; first += kPanels) block<kM, kPanels>(p, row, first, p.panel(first));
@@ -93,7 +93,7 @@ void task(const Product<T, float>& p, int64_t row, int64_t rows, int64_t first, 
   }
 }
 
-// Memory for elements that begins on a cache line: a tile register loads one that does not at half the speed.
+// Memory for elements that begins on a cache line: unaligned memory halves the speed of tile loads.
 template <typename T>
 class Lines {
  public:

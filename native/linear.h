@@ -14,7 +14,7 @@ constexpr int64_t kGroup = 4;   // panels per task: read from memory once for al
 template <typename T>
 constexpr int64_t kDeep = 4 / sizeof(T);
 
-constexpr int64_t kBf16TileDepth = 32;  // k that a tile register of bfloat16 holds; panels have a multiple of it
+constexpr int64_t kBf16TileDepth = 32;  // k per tile register of bfloat16; panels have a multiple of it
 
 // Always inlined, as files compiled for different CPUs share it.
 __attribute__((always_inline)) inline int64_t panel_size(int64_t depth) {
@@ -34,7 +34,8 @@ struct Product {
 
 namespace avx512 {
 
-// Rows [row, row + rows) of the product, in the columns of the panels [first, last); bfloat16 with its own instructions.
+// Rows [row, row + rows) of the product, in the columns of the panels [first, last); bfloat16 with its own
+// instructions.
 template <typename T>
 void multiply(const Product<T, T>& product, int64_t row, int64_t rows, int64_t first, int64_t last);
 

@@ -1,6 +1,7 @@
-// The bfloat16 matrix kernel for AMX. Invariant as in linear.cpp, in the order of TDPBF16PS: 32 k at a time, their even and
-// their odd ones each a chain of fused multiply-adds from zero, whose sum is added to the element's. Products are exact,
-// subnormals taken as zero. Every number of rows goes through tiles, as no other instruction sums so.
+// The bfloat16 matrix kernel for AMX. Invariant as in linear.cpp, in the order of TDPBF16PS. It takes 32 k at a time:
+// the even and the odd k are each a chain of fused multiply-adds from zero, and their sum is added to the element's.
+// Products are exact, subnormals taken as zero. Every number of rows goes through tiles, as no other instruction sums
+// in this order.
 //
 // Compiled with AMX flags, so everything here is local, without the standard library: see linear_avx512.cpp.
 #include "lanes512.h"
@@ -33,8 +34,8 @@ void finish(const TileProduct& p, const float (*sums)[kTileRows * kPanel], int64
   }
 }
 
-// Weights are streamed, so that x stays in the first-level cache. Meanwhile the next panels come into the second: a tile
-// at a time between two loads, as more requests than there are fill buffers would hold up the loads.
+// Weights are streamed, so that x stays in the first-level cache. Meanwhile the next panels are fetched into the
+// second, one tile between two loads: more requests than fill buffers would delay the loads.
 template <int kM, int kN>
 void block(const TileProduct& p, int64_t row, int64_t rows, int64_t panel) {
   const int64_t apart = panel_size(p.depth), steps = apart / kTile;
@@ -87,7 +88,7 @@ void multiply(const TileProduct& p, int64_t row, int64_t rows, int64_t first, in
     Tiles tiles({some, some, some, some, some, kAll, kAll, kAll});
     return rows_of<1>(p, row, rows, first, last);
   }
-  // One configuration: beyond 32 rows the last block may compute rows that there are not, and does not store them.
+  // One configuration: beyond 32 rows the last block may compute rows past the end, and does not store them.
   const uint8_t rest = static_cast<uint8_t>(rows < 2 * kTileRows ? rows - kTileRows : kTileRows);
   Tiles tiles({kAll, kAll, rest, rest, kAll, rest, kAll, kAll});
   for (int64_t at = 0; at < rows; at += 2 * kTileRows) {

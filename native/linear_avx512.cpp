@@ -1,5 +1,5 @@
-// The matrix kernel for AVX-512. Invariant as in linear.cpp: every element is one chain of fused multiply-adds, k
-// rising (float32), or of dot products of two (bfloat16: products exact, sums in float32, subnormals taken as zero).
+// The matrix kernel for AVX-512. Invariant as in linear.cpp: every element is one chain, k rising. Float32: fused
+// multiply-adds. Bfloat16: dot products of two (products exact, sums in float32, subnormals taken as zero).
 //
 // Compiled with AVX-512 flags: nothing here may be a function that other files share, or the linker could keep this
 // copy of it for CPUs that cannot run it. So no standard library, and everything local.
@@ -29,8 +29,8 @@ inline __m512 four_bytes(const void* p) {
 inline __m512 two_bytes(const bf16* p) { return (__m512)_mm512_set1_epi32(p->bits); }
 inline __m512 two_bytes(const float*) { return _mm512_setzero_ps(); }
 
-// kM rows times kN panels from number `panel` on. Meanwhile the `turn`-th of `turns` parts of the next kN panels comes
-// into the second-level cache: the blocks that share these panels fetch the next ones together.
+// kM rows times kN panels from number `panel` on. Meanwhile fetches the `turn`-th of `turns` parts of the next kN
+// panels into the second-level cache: the blocks that share these panels fetch the next ones together.
 template <typename T, int kM, int kN>
 void block(const Product<T, T>& p, int64_t row, int64_t panel, int64_t turn, int64_t turns) {
   constexpr int64_t kStep = kPanel * kDeep<T>;
@@ -42,7 +42,7 @@ void block(const Product<T, T>& p, int64_t row, int64_t panel, int64_t turn, int
     for (int c = 0; c < kN; ++c) sums[m][c] = _mm512_setzero_ps();
   const T *x = p.x + row * stride, *w = p.panel(panel);
   const char* next = reinterpret_cast<const char*>(w + kN * apart) + turn * (steps * 64 / turns);
-  const int64_t rate = 64 / turns;  // bytes to fetch of each next panel while 64 of this one are used
+  const int64_t rate = 64 / turns;  // bytes to fetch of each next panel per 64 bytes used of this one
   auto step = [&](auto value) __attribute__((always_inline)) {
     __m512 weights[kN];
 #pragma GCC unroll 4
@@ -61,7 +61,7 @@ void block(const Product<T, T>& p, int64_t row, int64_t panel, int64_t turn, int
   }
   if (p.depth % kDeep<T>) step([](const T* at) __attribute__((always_inline)) { return two_bytes(at); });
 #pragma GCC unroll 4
-  for (int c = 0; c < kN; ++c) {  // unrolled, or the sums would live in memory
+  for (int c = 0; c < kN; ++c) {  // unrolled, or the sums would be in memory
     int64_t column = (panel + c) * kPanel;
     __mmask16 lanes = first_lanes(p.columns - column);
     __m512 bias = p.bias == nullptr ? _mm512_setzero_ps() : widened(p.bias + column, lanes);

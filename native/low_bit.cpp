@@ -1,7 +1,7 @@
-// y = x W^T + b with W in few bits: rows to eight bits, exact sums of integers, then float32 in one order.
+// y = x W^T + b with low-bit W: rows are rounded to eight bits, then exact integer sums, then float32 in one order.
 //
-// Owns the division of the work and the kernel for AVX2 (and whatever else compiles: plain vectors). Invariant: the bits
-// of a result depend on its row, its column's weights and the format, never on batch, threads or kind of CPU.
+// Owns the division of the work and the kernel for AVX2 and all other targets (plain vectors). Invariant: the bits of a
+// result depend on its row, its column's weights and the format, never on batch, threads or kind of CPU.
 #include "low_bit.h"
 
 #include <algorithm>
@@ -30,7 +30,7 @@ struct alignas(64) Line {
   uint8_t bytes[64];
 };
 
-// Sums of neighbours: exact, as bytes widened to 16 bits are multiplied (maddubs would saturate).
+// Sums of neighbours. Exact, since bytes are multiplied after widening to 16 bits (maddubs would saturate).
 inline u32x8 dot(i16x16 a, i16x16 b) {
 #if defined(__AVX2__)
   return (u32x8)_mm256_madd_epi16((__m256i)a, (__m256i)b);

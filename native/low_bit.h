@@ -1,7 +1,7 @@
-// Weights in few bits: their panels, the rows they are multiplied with, and the product that every variant computes.
+// Low-bit weights: their panels, the rows they are multiplied by, and the product that every variant computes.
 //
-// Integers are exact in int32 (sums may wrap on the way, their end fits), so variants may sum them in any order. The
-// order of the float32 operations is fixed: models/ops/low_bit.py says it.
+// Integer sums are exact in int32 (partial sums may wrap, the result fits), so variants may sum in any order. The order
+// of the float32 operations is fixed: models/ops/low_bit.py defines it.
 #pragma once
 
 #include <cstdint>
@@ -13,16 +13,16 @@ namespace paceline {
 
 constexpr int64_t kTileDepth = 64;    // inputs of eight bits in a row of 64 bytes; rows and panels are padded to it
 constexpr int64_t kQuad = 4;          // inputs side by side in a panel
-constexpr int32_t kEightBitZero = 128;  // what eight-bit values are stored above: panels are unsigned
+constexpr int32_t kEightBitZero = 128;  // offset of stored eight-bit values: panels are unsigned
 
 // Always inlined, as files compiled for different CPUs share them.
 #define PACELINE_INLINE __attribute__((always_inline)) inline
 
 PACELINE_INLINE int64_t padded_depth(int64_t depth) { return (depth + kTileDepth - 1) / kTileDepth * kTileDepth; }
 
-// Where the parts of a panel of 16 outputs lie: values, then scales float32 [groups][16], then (4 bits) zero points
-// uint8 [groups][16]. Values of 8 bits: [padded depth / 4][16][4], 128 above. Of 4 bits: 64 bytes hold 8 inputs, the
-// low halves inputs 0..3 as [16][4], the high halves inputs 4..7.
+// Layout of a panel of 16 outputs: values, then scales float32 [groups][16], then (4 bits) zero points uint8
+// [groups][16]. Values of 8 bits: [padded depth / 4][16][4], offset by 128. Of 4 bits: 64 bytes hold 8 inputs, the low
+// halves inputs 0..3 as [16][4], the high halves inputs 4..7.
 struct LowBitPanels : LowBitWeight {
   PACELINE_INLINE LowBitPanels(const LowBitWeight& weight) : LowBitWeight(weight) {}
 
@@ -38,7 +38,7 @@ struct LowBitPanels : LowBitWeight {
   PACELINE_INLINE const uint8_t* zeros(int64_t panel) const { return values(panel) + value_bytes() + groups * kPanel * 4; }
 };
 
-// Rows of activations, each value scale * int8; a row that was not finite has zeros and a scale of NaN.
+// Rows of activations, each value scale * int8; a row with a non-finite value has zeros and a scale of NaN.
 struct QuantisedRows {
   const int8_t* values;  // [rows, padded depth], zero past the depth
   const float* scales;   // [rows]
@@ -63,7 +63,7 @@ void multiply(const LowBitProduct<T>& product, int64_t row, int64_t rows, int64_
 
 namespace amx {
 
-// The same where groups of inputs are whole tiles. scratch, not used for 8 bits: kGroup panels of bytes, on a cache line.
+// The same if groups of inputs are whole tiles. scratch, not used for 8 bits: kGroup panels of bytes, on a cache line.
 template <typename T>
 void multiply(const LowBitProduct<T>& product, int64_t row, int64_t rows, int64_t first, int64_t last, uint8_t* scratch);
 

@@ -1,5 +1,5 @@
-// The products with weights in few bits for AMX: 64 inputs of 16 rows and 16 outputs to an instruction. Bitwise those of
-// the other variants, as the sums of a group are exact, and the float32 operations behind them are the same.
+// The low-bit products for AMX: 64 inputs of 16 rows and 16 outputs per instruction. Bitwise equal to the other
+// variants: the sums of a group are exact, and the float32 operations after them are the same.
 //
 // Compiled with AMX flags, so everything here is local, without the standard library: see linear_avx512.cpp.
 #include "lanes512.h"
@@ -11,7 +11,7 @@ namespace {
 
 constexpr int64_t kSums = kTileRows * kPanel;  // of a tile
 
-// Values of 4 bits of a panel less their zero points: [padded depth / 4][16][4] signed bytes.
+// Values of 4 bits of a panel minus their zero points: [padded depth / 4][16][4] signed bytes.
 void unpack(const LowBitPanels& w, int64_t panel, uint8_t* out) {
   const __m512i low = _mm512_set1_epi8(15), each = _mm512_set1_epi32(0x01010101);
   const uint8_t* at = w.values(panel);
@@ -26,7 +26,7 @@ void unpack(const LowBitPanels& w, int64_t panel, uint8_t* out) {
   }
 }
 
-// Values of panels as tiles hold them, `apart` bytes from one to the next.
+// Values of panels in the layout of tiles, `apart` bytes from one to the next.
 struct TilePanels {
   const uint8_t* first;
   int64_t apart;

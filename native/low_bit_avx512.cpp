@@ -1,4 +1,4 @@
-// The products with weights in few bits for AVX-512 VNNI: four inputs of sixteen outputs to an instruction.
+// The low-bit products for AVX-512 VNNI: four inputs of sixteen outputs per instruction.
 //
 // Compiled with AVX-512 flags: as in linear_avx512.cpp, nothing here may be a function that other files share.
 #include "lanes512.h"
@@ -16,8 +16,8 @@ inline __m512i four_values(const int8_t* p) {
   return _mm512_set1_epi32(all);
 }
 
-// sums += kM rows of four values at x times kN vectors of weights. In assembler: with the intrinsic, whose vectors are of
-// another type, GCC 12 keeps up to half of the sums in memory, and the products of 9 rows and more take twice the time.
+// sums += kM rows of four values at x times kN vectors of weights. In assembler: the intrinsic's vectors have another
+// type, so GCC 12 keeps up to half of the sums in memory, and the products of at least 9 rows take twice the time.
 template <int kM, int kN>
 PACELINE_INLINE void add_products(__m512i (&sums)[kM][kN], const __m512i (&weights)[kN], const int8_t* x,
                                   int64_t stride) {
@@ -29,8 +29,8 @@ PACELINE_INLINE void add_products(__m512i (&sums)[kM][kN], const __m512i (&weigh
   }
 }
 
-// What a pass over the inputs reads: kN panels `apart` bytes from each other, rows `stride` bytes from each other, and
-// the bytes of the next panels, of which `rate` come into the second-level cache while 64 of these are used.
+// Inputs of a pass: kN panels `apart` bytes from each other, rows `stride` bytes from each other, and the bytes of the
+// next panels, of which `rate` are fetched into the second-level cache per 64 bytes used of these.
 struct Reading {
   const uint8_t* at;
   const int8_t* x;
@@ -38,7 +38,7 @@ struct Reading {
   int64_t apart, stride, rate;
 };
 
-// Exact sums of `steps` x 64 bytes of each panel; goes on to the bytes behind them.
+// Exact sums of `steps` x 64 bytes of each panel; advances to the bytes behind them.
 template <int kBits, int kM, int kN>
 PACELINE_INLINE void sum_inputs(Reading& r, int64_t steps, __m512i (&sums)[kM][kN]) {
 #pragma GCC unroll 12
@@ -73,8 +73,8 @@ PACELINE_INLINE void sum_inputs(Reading& r, int64_t steps, __m512i (&sums)[kM][k
   r.at = at, r.x = x, r.next = next;
 }
 
-// kM rows times kN panels from number `panel` on. Meanwhile, as in linear_avx512.cpp, the `turn`-th of `turns` parts of
-// the next kN panels comes into the second-level cache.
+// kM rows times kN panels from number `panel` on. Meanwhile, as in linear_avx512.cpp, fetches the `turn`-th of `turns`
+// parts of the next kN panels into the second-level cache.
 template <typename T, int kBits, int kM, int kN>
 void block(const LowBitProduct<T>& p, int64_t row, int64_t panel, int64_t turn, int64_t turns) {
   const LowBitPanels& w = p.weight;
@@ -88,7 +88,7 @@ void block(const LowBitProduct<T>& p, int64_t row, int64_t panel, int64_t turn, 
     __m512i sums[kM][kN];
     sum_inputs<kBits, kM, kN>(reading, steps, sums);
 #pragma GCC unroll 4
-    for (int c = 0; c < kN; ++c) {  // unrolled, or the sums would live in memory
+    for (int c = 0; c < kN; ++c) {  // unrolled, or the sums would be in memory
       const __m512i zero = kBits == 8 ? _mm512_set1_epi32(kEightBitZero)
                                       : _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(
                                             w.zeros(panel + c) + g * kPanel)));

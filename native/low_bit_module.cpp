@@ -1,4 +1,4 @@
-// Python binding of the products with weights in few bits; models/ops/low_bit.py checks what they are given.
+// Python binding of the low-bit products; models/ops/low_bit.py checks the arguments.
 #include "binding.h"
 #include "kernels.h"
 

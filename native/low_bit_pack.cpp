@@ -1,7 +1,7 @@
-// Weights in few bits to panels, and rows of activations to eight bits.
+// Packs low-bit weights into panels, and rounds rows of activations to eight bits.
 //
-// Owns both roundings and layouts that the products read. Invariant: a row's integers depend on the row only, and are
-// those of models/ops/low_bit.py's quantise_tokens.
+// Owns both roundings, and the layouts that the products read. Invariant: a row's integers depend on the row only, and
+// are those of models/ops/low_bit.py's quantise_tokens.
 #include <algorithm>
 #include <vector>
 
@@ -14,19 +14,19 @@ typedef int8_t i8x8 __attribute__((vector_size(8)));
 typedef uint8_t u8x4 __attribute__((vector_size(4)));
 typedef uint64_t u64x4 __attribute__((vector_size(32)));
 
-constexpr int32_t kInfinity = 0x7F800000;  // as bits: what is not less is not finite
+constexpr int32_t kInfinity = 0x7F800000;  // as bits: values that are not less are not finite
 constexpr float kSmallest = 0x1p-100f;     // of a row's largest value: below, 127 / max might be infinite
 constexpr float kLevels = 127.0f;
 constexpr int64_t kParallelElements = 1 << 15;
 
-// Four bytes of a row of values, as far as the row goes.
+// Four bytes of a row of values, zero past its end.
 inline uint32_t four_bytes(const uint8_t* row, int64_t byte, int64_t bytes) {
   uint32_t out = 0;
   if (row != nullptr && byte < bytes) std::memcpy(&out, row + byte, std::min<int64_t>(4, bytes - byte));
   return out;
 }
 
-// Eight rows of eight times four bytes, turned: out[j][i] is row i's j-th.
+// Transposes eight rows of eight times four bytes: out[j][i] is row i's j-th.
 inline void turn(u32x8 (&x)[8]) {
   u32x8 y[8];
   for (int i = 0; i < 4; ++i) {
@@ -50,7 +50,7 @@ inline u32x8 apart(u32x8 x) {
   return (x & 0xFu) | ((x & 0xF0u) << 4) | ((x & 0xF00u) << 8) | ((x & 0xF000u) << 12);
 }
 
-// As a panel stores four bytes of values.
+// Four bytes of values as a panel stores them.
 inline u32x8 stored(u32x8 x, int64_t bits) {
   return bits == 8 ? x ^ 0x80808080u : apart(x) | apart(x >> 16) << 4;
 }
@@ -80,7 +80,7 @@ void pack_values(const LowBitPanels& w, const uint8_t* values, int64_t panel, ui
     }
 }
 
-// The same of every output's `groups` scales or zero points: [groups][16].
+// The same for every output's `groups` scales or zero points: [groups][16].
 template <typename E>
 void pack_groups(const LowBitPanels& w, const E* source, int64_t panel, E* out) {
   for (int64_t n = 0; n < kPanel; ++n) {
@@ -98,7 +98,7 @@ inline i32x8 levels(f32x8 x, float scale, float zero, int32_t least, int32_t mos
   return level > splat_int(most) ? splat_int(most) : level;
 }
 
-// One output's inputs [depth] in few bits as models/low_bit.py's `quantise` says: its bytes, scales and zero points.
+// Rounds one output's inputs [depth] as models/low_bit.py's `quantise`: its bytes, scales and zero points.
 template <typename T>
 void quantise_output(const T* x, const LowBitPanels& w, int64_t bits, uint8_t* bytes, float* scales, uint8_t* zeros) {
   const int64_t group = w.depth / w.groups;
@@ -106,7 +106,7 @@ void quantise_output(const T* x, const LowBitPanels& w, int64_t bits, uint8_t* b
   const int32_t most = eight ? 127 : (1 << bits) - 1;
   for (int64_t g = 0; g < w.groups; ++g) {
     const int64_t first = g * group, end = first + group;
-    f32x8 lows = {}, highs = {};  // 0 is among what they can say
+    f32x8 lows = {}, highs = {};  // 0 is always representable
     for (int64_t k = first; k < end; k += kLanes) {
       const f32x8 each = load(x + k, static_cast<int>(std::min<int64_t>(kLanes, end - k)));
       lows = select(each < lows, each, lows), highs = select(each > highs, each, highs);
@@ -163,7 +163,7 @@ void quantise_row(const T* x, int64_t depth, int64_t groups, int8_t* values, int
       total += q;
       i8x8 narrow = __builtin_convertvector(q, i8x8);
       if (count == kLanes)
-        std::memcpy(values + k, &narrow, kLanes);  // one store: a length that varies would be a call
+        std::memcpy(values + k, &narrow, kLanes);  // one store: a variable length would be a call
       else
         std::memcpy(values + k, &narrow, count);
     }

@@ -1,6 +1,6 @@
 // Python binding. Takes addresses and sizes; models/ops checks dtypes, shapes and devices before it calls.
 //
-// Compiled for the plain architecture, so that importing the module and asking cpu_supported() is safe on every CPU.
+// Compiled for the plain architecture, so that importing the module and calling cpu_supported() is safe on every CPU.
 #include "binding.h"
 #include "cpu.h"
 #include "kernels.h"

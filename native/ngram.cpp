@@ -6,7 +6,7 @@
 namespace paceline {
 namespace {
 
-// A match of one token says little: following it to the end drafts half as much again for a tenth more accepted.
+// A match of one token is weak evidence: following it to the end drafts half as much again for a tenth more accepted.
 constexpr int64_t kSingleTokenDepth = 2;
 
 uint64_t mix(uint64_t hash, uint64_t value) {
@@ -29,7 +29,7 @@ uint64_t with_text(uint64_t hash, int32_t text) { return mix(hash, 0x100000000u 
 
 }  // namespace
 
-// The draft of one request: paths of at most `depth` tokens, merged where they begin alike.
+// The draft of one request: paths of at most `depth` tokens, merged at common prefixes.
 struct NgramIndex::Tree {
   int64_t depth, top_k, nodes;
   int64_t* tokens;
@@ -66,7 +66,7 @@ NgramIndex::NgramIndex(const NgramLimits& limits) : limits_(limits), requests_(l
 NgramIndex::Group* NgramIndex::find(const int32_t* prompt, int64_t tokens, bool create) {
   uint64_t key = mix(0x13198A2E03707344u, static_cast<uint64_t>(tokens));
   for (int64_t i = 0; i < tokens; ++i) key = mix(key, static_cast<uint32_t>(prompt[i]));
-  for (;; ++key) {  // A colliding prompt lives behind the other.
+  for (;; ++key) {  // A colliding prompt takes the next key.
     auto found = groups_.find(key);
     if (found == groups_.end()) break;
     std::vector<int32_t>& other = found->second->prompt;
@@ -148,7 +148,7 @@ void NgramIndex::remember(const int32_t* prompt, int64_t prompt_tokens, const in
   make_room();
 }
 
-// Texts leave when twice as many as wanted have ended; what stays is indexed again, at the next proposal.
+// Drops texts once twice as many as kept_texts have ended; the next proposal indexes the others again.
 void NgramIndex::trim(Group& group) {
   int64_t ended = static_cast<int64_t>(group.texts.size()) - 1 - group.running;
   if (ended <= 2 * limits_.kept_texts) return;
@@ -194,7 +194,7 @@ void NgramIndex::account(Group& group) {
   group.bytes = bytes;
 }
 
-// Groups that nobody runs leave, least recently used first.
+// Drops groups without running requests, least recently used first.
 void NgramIndex::make_room() {
   while (bytes_ > limits_.max_bytes) {
     auto oldest = groups_.end();
@@ -216,7 +216,7 @@ void NgramIndex::index(Group& group) {
   bytes_ += grown;
 }
 
-// An n-gram is entered when the token behind it is known: so a text never finds its own end.
+// Enters an n-gram once the token after it is known: so a text never finds its own end.
 void NgramIndex::index(Group& group, int32_t text) {
   Text& source = group.texts[text];
   source.lagging = false;
@@ -265,7 +265,7 @@ void NgramIndex::draft(const Request& request, Tree& tree) {
   const std::vector<int32_t>& own = group.texts[request.text].tokens;
   int64_t prompt = static_cast<int64_t>(group.prompt.size()), border = group.border();
   int64_t length = prompt - border + static_cast<int64_t>(own.size());
-  // The request's own sequence from a position on; behind its end the draft itself repeats.
+  // Proposes the request's own sequence from a position on; past its end the draft itself repeats.
   auto follow_own = [&](int64_t position) {
     tree.path.clear();
     for (int64_t i = 0; i < tree.depth; ++i) {

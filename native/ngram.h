@@ -1,7 +1,7 @@
-// The retrieval database of the n-gram drafter (TLT 5.3): per prompt, where the last n tokens occurred before.
+// The retrieval database of the n-gram drafter (TLT 5.3): per prompt, the earlier places of the last n tokens.
 //
-// Owns the texts of each prompt's responses and two hash tables over their n-grams. Never changes what it is shown, and
-// knows nothing of Python. One thread at a time.
+// Owns the texts of each prompt's responses and two hash tables over their n-grams. Never changes its inputs, and knows
+// nothing of Python. One thread at a time.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace paceline {
 
-// Open addressing with linear probing; keys are hashes already, 0 is an empty place. Nothing is ever removed singly.
+// Open addressing with linear probing; keys are hashes already, 0 is an empty place. Entries are never removed singly.
 template <typename Value>
 class HashTable {
  public:
@@ -64,11 +64,11 @@ struct NgramLimits {
   int64_t slots;
   int64_t max_n, min_n;      // context tokens looked up, longest first
   size_t max_bytes;          // of all groups
-  int64_t kept_texts;        // finished responses per group: between so many and twice as many are kept
-  int64_t kept_generations;  // a group that nobody used for so many `age` calls leaves
+  int64_t kept_texts;        // finished responses per group: between this number and twice as many are kept
+  int64_t kept_generations;  // a group that is unused for this many `age` calls leaves
 };
 
-// The R requests of one call, and what is asked for. Arrays as in drafter/protocol.py.
+// The R requests of one call, and the drafts they ask for. Arrays as in drafter/protocol.py.
 struct NgramBatch {
   int64_t requests;
   const int64_t* slots;
@@ -84,7 +84,7 @@ class NgramIndex {
   explicit NgramIndex(const NgramLimits& limits);
   NgramIndex(const NgramIndex&) = delete;
 
-  // A request takes `slot`. It goes on with the text it left unfinished, if that is the start of its response.
+  // A request takes `slot`. It continues the text it left unfinished, if that is the start of its response.
   void begin(int64_t slot, const int32_t* prompt, int64_t prompt_tokens, const int32_t* response, int64_t tokens);
   // The request leaves; its text stays for its siblings. `tokens` [length] is the whole sequence.
   void end(int64_t slot, const int32_t* tokens, int64_t length, bool finished);
@@ -122,7 +122,7 @@ class NgramIndex {
     HashTable<Recent> in_responses;  // n-gram -> its last places
     int64_t running = 0, generation = 0, used = 0;
     size_t bytes = 0;
-    int64_t border() const;  // prompt tokens in front of each response
+    int64_t border() const;  // prompt tokens before each response
     int64_t max_n = 0;
   };
   struct Request {

@@ -42,7 +42,7 @@ inline void philox(uint64_t key, uint32_t position, uint32_t first_block, u32x8 
   words[0] = c0, words[1] = c1, words[2] = c2, words[3] = c3;
 }
 
-// words[w][lane] of four-word blocks -> the same words in token order, eight consecutive tokens per vector.
+// Reorders words[w][lane] of four-word blocks into token order, eight consecutive tokens per vector.
 inline void to_token_order(u32x8 words[4]) {
 #if defined(__AVX2__)
   __m256i low01 = _mm256_unpacklo_epi32((__m256i)words[0], (__m256i)words[1]);

@@ -1,5 +1,5 @@
-// Gumbel-max sampling with both log-probs, in two passes over a row of logits, and log-softmax of whole rows: both add
-// up the vocabulary in one order, so that the log-prob of a token is the same number in both.
+// Gumbel-max sampling with both log-probs, in two passes over a row of logits, and log-softmax of whole rows. Both sum
+// the vocabulary in one order, so that the log-prob of a token is the same number in both.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -35,7 +35,7 @@ float largest_of(const T* logits, int64_t vocab) {
   return largest(max(max(tops[0], tops[1]), max(tops[2], tops[3])));
 }
 
-// Tokens are taken 32 at a time, here and in log_softmax: four vectors are added in float32, their sum in float64.
+// Takes 32 tokens at a time, also in log_softmax: adds four vectors in float32, their sum in float64.
 constexpr int64_t kStep = 4 * kLanes;
 
 // A step is eight Philox blocks of four words.
@@ -44,10 +44,10 @@ Draw draw(const T* logits, int64_t vocab, float cutoff, float temperature, uint6
   const float top = largest_of(logits, vocab);
   const bool greedy = temperature == 0.0f;
   const float divisor = greedy ? 1.0f : temperature;
-  const bool same = divisor == 1.0f && cutoff == -kInfinity;  // both distributions are one
+  const bool same = divisor == 1.0f && cutoff == -kInfinity;  // both distributions are the same
   const float scaled_top = top / divisor;
 
-  f32x8 best = splat(-kInfinity), best_index = {};  // an index below 2^31 travels as an int in float lanes
+  f32x8 best = splat(-kInfinity), best_index = {};  // an index below 2^31 is kept as an int in float lanes
   LongSum total, total_t1;
   const i32x8 lanes = {0, 1, 2, 3, 4, 5, 6, 7};
   for (int64_t first = 0; first < vocab; first += kStep) {

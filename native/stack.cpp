@@ -1,6 +1,6 @@
 // All blocks of one engine step in one call: no Python between the operations, no allocation for activations.
 //
-// Owns the passes from token ids to hidden states; a block is that of native/stack.h.
+// Owns the passes from token ids to hidden states; native/stack.h has the block.
 #include "stack.h"
 
 namespace paceline {

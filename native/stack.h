@@ -1,7 +1,7 @@
-// What the passes over decoder blocks share: their activations and the two halves of a block.
+// Shared by the passes over decoder blocks: their activations and the two halves of a block.
 //
-// Owns the order of the operations inside a block. Invariant: every number comes out of the kernels that the separate
-// operations call, so a row is bitwise the one of models/transformer.py over the same kernels, for any number of threads
+// Owns the order of the operations inside a block. Invariant: every number comes from the kernels that the separate
+// operations call. So a row is bitwise that of models/transformer.py over the same kernels, for any number of threads
 // and rows.
 #pragma once
 
@@ -14,10 +14,10 @@
 
 namespace paceline {
 
-constexpr int64_t kPieceElements = 1 << 14;  // below, a second thread costs more than it gives
+constexpr int64_t kPieceElements = 1 << 14;  // with fewer, a second thread costs more than it gives
 constexpr int64_t kAlignment = 64;
 
-// Runs f(first row, rows) over pieces of the rows; for operations that look at one row at a time.
+// Runs f(first row, rows) over pieces of the rows; for operations on one row at a time.
 template <typename Function>
 void over_rows(int64_t rows, int64_t width, int threads, Function f) {
   const int64_t pieces = rows * width > kPieceElements ? std::min<int64_t>(threads, rows) : 1;
@@ -28,7 +28,7 @@ void over_rows(int64_t rows, int64_t width, int threads, Function f) {
   }
 }
 
-// The activations of a step, one behind the other in the workspace. Sizes only, if the workspace is null.
+// The activations of a step, consecutive in the workspace. Only their sizes if the workspace is null.
 template <typename T>
 struct Activations {
   Activations(const StackShape& s, int64_t rows, void* workspace) : next_(static_cast<char*>(workspace)) {
@@ -96,8 +96,8 @@ void project(const StackShape& s, const T* x, const void* weight, const T* bias,
                  threads);
 }
 
-// The block's input [rows, hidden] -> a.projected: what its attention adds to the residual stream. Writes the rows'
-// keys and values to the caches of this block.
+// The block's input [rows, hidden] -> a.projected, the attention's term of the residual stream. Writes the rows' keys
+// and values to this block's caches.
 template <typename T>
 void attention_half(const StackShape& s, const StackLayer<T>& layer, const StackStep<T>& step, const T* input,
                     T* k_cache, T* v_cache, Activations<T>& a, int threads) {
@@ -120,7 +120,7 @@ void attention_half(const StackShape& s, const StackLayer<T>& layer, const Stack
   project(s, a.attended, layer.o, layer.o_bias, a.projected, rows, hidden, q_width, s.query_groups, threads);
 }
 
-// a.stream += a.projected, and the norm of the sum, for what comes next.
+// a.stream += a.projected; then the norm of the sum, for the next operation.
 template <typename T>
 void add_and_norm(const StackShape& s, int64_t rows, const T* norm, T* target, Activations<T>& a, int threads) {
   over_rows(rows, s.hidden, threads, [&](int64_t first, int64_t count) {
@@ -130,7 +130,7 @@ void add_and_norm(const StackShape& s, int64_t rows, const T* norm, T* target, A
   });
 }
 
-// a.normed -> a.projected: what the block's MLP adds to the residual stream.
+// a.normed -> a.projected, the MLP's term of the residual stream.
 template <typename T>
 void mlp_half(const StackShape& s, const StackLayer<T>& layer, int64_t rows, Activations<T>& a, int threads) {
   project(s, a.normed, layer.gate_up, layer.gate_up_bias, a.gate_up, rows, 2 * s.intermediate, s.hidden, s.hidden_groups,

@@ -7,7 +7,7 @@
 namespace paceline {
 namespace {
 
-// Whether node i of a tree may stand behind the nodes before it; depths[i] is set if so.
+// Whether node i of a tree may follow the nodes before it; sets depths[i] if so.
 bool fits(const int64_t* tokens, const int64_t* parents, int64_t* depths, int64_t i, int64_t deepest) {
   int64_t parent = parents[i];
   if (parent < -1 || parent >= i) return false;
@@ -18,7 +18,7 @@ bool fits(const int64_t* tokens, const int64_t* parents, int64_t* depths, int64_
   return true;
 }
 
-// The rows of one request as they go into RowArrays.
+// The rows of one request for RowArrays.
 struct RequestRows {
   int64_t slot, first, known, nodes;
   const int64_t *parents, *depths;  // null: a chain, or no drafts
@@ -141,7 +141,7 @@ Settled settle(const SlotArrays& table, const Plan& plan, const Draws& draws, co
     int64_t length = table.length[slot], remaining = table.limit[slot] - length;
     int64_t column = 0, count = 0, stood = 0;
     bool stopped = false;
-    while (true) {  // Every emitted token is the target's own draw; a draft only says whether the next draw is known.
+    while (true) {  // Every emitted token is the target's own draw; a draft only decides if the next draw is known.
       int64_t token = draws.tokens[row + column], place = slot * table.width + length + count;
       table.tokens[place] = static_cast<int32_t>(token);
       table.logprobs[place] = draws.logprobs[row + column];

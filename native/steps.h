@@ -1,6 +1,6 @@
-// The array work of an engine step: cleaning of drafts, the rows of a forward, and what its draws mean.
+// The array work of an engine step: cleaning drafts, laying out the rows of a forward, and applying its draws.
 //
-// actors/engine/batch/step/reference.py is the same in numpy and says what each function does; both give equal arrays.
+// actors/engine/batch/step/reference.py is the same in NumPy and documents each function; both give equal arrays.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace paceline {
 
-// actors.engine.batch.slots.SlotTable, whose memory this is. Arrays are [slots] where no shape is given.
+// The memory of actors.engine.batch.slots.SlotTable. Arrays without a shape are [slots].
 struct SlotArrays {
   int32_t* tokens;                            // [slots, width]
   float *logprobs, *logprobs_t1;              // [slots, width]
@@ -23,7 +23,7 @@ struct SlotArrays {
   }
 };
 
-// Where the rows of a step are written: capacity as ModelRunner.resize makes it.
+// Output arrays for the rows of a step, with the capacity set by ModelRunner.resize.
 struct RowArrays {
   int64_t *tokens, *positions, *kv_slots, *sample_rows, *noise_keys, *noise_positions, *top_k;
   float *temperature, *top_p;
@@ -38,13 +38,13 @@ struct Plan {
   int64_t requests;
 };
 
-// Drafts as a drafter gave them: rows may be apart, parents null for chains.
+// Drafts as a drafter returned them: rows may be apart, parents null for chains.
 struct RawDrafts {
   const int64_t *tokens, *counts, *parents;
   int64_t width, token_stride, parent_stride;
 };
 
-// Drafts that are clean; counts by request of the plan, the rest [S, width] by sampling request.
+// Clean drafts; counts by request of the plan, the rest [S, width] by sampling request.
 struct StepDrafts {
   const int64_t *counts, *tokens, *parents, *depths;
   int64_t width;
@@ -52,7 +52,7 @@ struct StepDrafts {
 
 struct Cleaned {
   int64_t drafted;
-  bool short_of_blocks;  // some request needs a block that it has not got
+  bool short_of_blocks;  // some request needs a block that it does not have
 };
 
 struct Rows {

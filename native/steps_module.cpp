@@ -17,7 +17,7 @@ using paceline::check;
 
 namespace {
 
-// Holds the buffers of the table and of the step's arrays for as long as it lives.
+// Holds the buffers of the table and of the step's arrays during its lifetime.
 class StepKernels {
  public:
   StepKernels(nb::handle table, int64_t block_tokens) {

@@ -13,7 +13,7 @@ bool is_over(const Watch& watch, int64_t tokens) {
   return watch.due <= tokens && watch.due < watch.answer.found;
 }
 
-// The fewest tokens with which one that is not over with `tokens`, and is read so far, can be.
+// The fewest tokens with which a response can be over that is not over with `tokens`, all read.
 int64_t next_wake(const Watch& watch, int64_t tokens) {
   int64_t wake = watch.strings.marker != nullptr ? tokens + 1 : kNowhere;
   if (watch.answer.marker != nullptr) wake = std::min(wake, answered(watch, std::min(watch.answer.found, tokens + 1)));
@@ -49,7 +49,7 @@ void StopReader::end(int64_t slot) {
   active_[place] = moved;
   watches_[moved].place = place;
   active_.pop_back();
-  watches_[slot] = Watch{};  // its markers may go away now
+  watches_[slot] = Watch{};  // its markers may be freed now
 }
 
 void StopReader::read(int64_t slot) {

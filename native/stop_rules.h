@@ -1,7 +1,7 @@
-// How far each running request's markers have been read, and which requests a stop rule may end now.
+// Tracks how far each running request's markers have been read, and which requests a stop rule may end now.
 //
-// actors/engine/batch/markers.py is the same in Python and says what each function does; what ends a response, and how,
-// is decided by actors/engine/stopping.py alone.
+// actors/engine/batch/markers.py is the same in Python and documents each function. Only actors/engine/stopping.py
+// decides what ends a response, and how.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ constexpr int64_t kNowhere = int64_t{1} << 62;  // actors.engine.stopping.NOWHER
 
 // contracts.rollout.Marker over a whole vocabulary.
 struct MarkerTable {
-  const int32_t* rows;    // [vocab], the row of `moves` that a token has
+  const int32_t* rows;    // [vocab], each token's row in `moves`
   const uint16_t* moves;  // [kinds, states]; the last row is that of every other token
   int64_t vocab, kinds, states;
 
@@ -23,7 +23,7 @@ struct MarkerTable {
   }
 };
 
-// Of actors.engine.batch.slots.SlotTable.
+// Arrays of actors.engine.batch.slots.SlotTable.
 struct TokenArrays {
   const int32_t* tokens;  // [slots, width]
   const int64_t *length, *prompt_length;  // [slots]
@@ -35,12 +35,12 @@ struct Reading {
   int64_t state = 0, found = kNowhere;
 };
 
-// One request. `due`: tokens with which its coin is asked whether it is given up, kNowhere if it never is.
+// One request. `due`: the number of tokens at which its coin decides whether it is given up, or kNowhere.
 struct Watch {
   Reading strings, answer;
   int64_t poll_from = 1, grace = 0, due = kNowhere;
   int64_t read = 0;  // tokens of the response
-  int64_t wake = 0;  // with fewer tokens than these nothing can end it
+  int64_t wake = 0;  // with fewer tokens nothing can end it
   int64_t place = -1;  // in StopReader::active
 };
 
@@ -50,11 +50,11 @@ class StopReader {
 
   void begin(int64_t slot, const Watch& watch);
   void end(int64_t slot);
-  // Its coin lets it run on.
+  // Its coin lets it continue.
   void spare(int64_t slot) { watches_[slot].due = kNowhere; }
-  // Slots that a rule ends with the tokens they have, or whose coin is to be asked; valid until the next call.
+  // Slots that a rule ends with their present tokens, or whose coin must decide; valid until the next call.
   const std::vector<int64_t>& look();
-  // Everything read that there is.
+  // Reads all tokens first.
   const Watch& known(int64_t slot);
   int64_t slots() const { return table_.slots; }
   bool has(int64_t slot) const { return watches_[slot].place >= 0; }

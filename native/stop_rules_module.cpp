@@ -13,7 +13,7 @@ using paceline::check;
 
 namespace {
 
-// The arrays of a marker, held for as long as anyone has it.
+// The arrays of a marker, held while it is referenced.
 class Marker {
  public:
   Marker(nb::handle rows, nb::handle moves) : rows_(rows, "rows", 1), moves_(moves, "moves", 2) {

@@ -1,5 +1,5 @@
 // The file of a suffix store: header, every text once, then the sorted places of the windows and of the pool, so that
-// loading sorts nothing.
+// loading needs no sort.
 //
 // Little endian: magic, format, zero, payload bytes, checksum of the payload; the payload as `save` writes it.
 #include <unistd.h>
@@ -32,7 +32,7 @@ struct RolloutHead {
   uint64_t border;
 };
 
-class Checksum {  // of parts: what is written in one piece is read in one
+class Checksum {  // of parts: data written in one piece is read in one
  public:
   void add(const void* data, size_t bytes) {
     const char* at = static_cast<const char*>(data);

@@ -3,7 +3,7 @@
 namespace paceline::suffix {
 namespace {
 
-constexpr int kSteps = 96;  // nodes visited; what hangs below is forgotten (degenerate texts only)
+constexpr int kSteps = 96;  // nodes visited; the subtree below is forgotten (degenerate texts only)
 
 template <typename T>
 void reserve(std::vector<T>& vector, size_t size) {
@@ -39,7 +39,7 @@ void LiveText::insert(int32_t place) {
     Context other{text_.data() + node, node};
     int length = common(other, context, std::min(below, above));
     int sign = compare(other, context, length);
-    if (sign == 0) {  // the newest of equal contexts takes the place of the older one
+    if (sign == 0) {  // the newest of equal contexts replaces the older one
       *less = links_[node].less, *greater = links_[node].greater;
       return;
     }

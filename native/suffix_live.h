@@ -12,7 +12,7 @@ class LiveText {
  public:
   void clear();
   void append(const Token* tokens, int64_t count);
-  // Inserts the places whose next token is known. (One whose next token is not would match itself.)
+  // Inserts the places whose next token is known. (Any other would match itself.)
   void index();
   // Up to kOwnCandidates places with the longest contexts in common with the end of the text, longest first, then
   // newest first. Pointers are valid until the next append.

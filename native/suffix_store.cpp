@@ -6,13 +6,13 @@
 namespace paceline::suffix {
 namespace {
 
-constexpr int64_t kBorder = 4;     // prompt tokens in front of a rollout, as context of its first ones
+constexpr int64_t kBorder = 4;     // prompt tokens before a rollout, as context of its first tokens
 constexpr size_t kOverhead = 512;  // bytes of a problem without rollouts, at most
 constexpr size_t kLeastBytes = 4096;
-// A window that is not small, and the pool, are merged when such a part of it waits: a merge passes over all of it.
+// A large window, or the pool, is merged when this fraction of it is pending: a merge passes over all of it.
 constexpr int64_t kWindowParts = 64, kPoolParts = 16;
-constexpr int kSilent = 1;  // an own match of so many tokens says little (measured: docs/results/suffix_scope.md)
-constexpr int kAges = 64;          // older rollouts weigh as this old ones
+constexpr int kSilent = 1;  // an own match of at most this many tokens is weak (measured: docs/results/suffix_scope.md)
+constexpr int kAges = 64;          // older rollouts get the weight of this age
 
 uint64_t hash(const Token* tokens, int64_t count) {
   uint64_t state = 0x9e3779b97f4a7c15u ^ static_cast<uint64_t>(count);
@@ -201,7 +201,7 @@ void Store::draft(const DraftRows& rows) {
     std::merge(own, own + n, window, window + m, all,
                [](const Candidate& a, const Candidate& b) { return a.length > b.length; });
     int count = n + m, longest = count ? all[0].length : 0;
-    if (longest <= kSilent && pool_->window) {  // its longer matches lead; the vote hears them all
+    if (longest <= kSilent && pool_->window) {  // its longer matches come first; the vote uses them all
       int k = pool_->window->find(request.text.context(), version_, weight_of_age_, longest, window);
       std::copy_backward(all, all + count, all + k + count);
       std::copy(window, window + k, all);
@@ -218,7 +218,7 @@ void Store::set_version(int64_t version) {
   version_ = version;
 }
 
-// A problem's merges are made by whoever holds the lock (small windows), or one after the other by the worker.
+// The holder of the lock merges small windows; the worker merges the others, one after another.
 void Store::merge_if_due(Problem& problem) {
   if (problem.merging || problem.tokens > options_.inline_tokens || !due(problem)) return;
   merge_now(problem, problem.limit);
@@ -232,7 +232,7 @@ void Store::merge_now(Problem& problem, size_t limit) {
 }
 
 void Store::merge_later(const ProblemPtr& problem) {
-  if (problem->merging) return;  // the worker looks again when it is done
+  if (problem->merging) return;  // the worker checks again when it has finished
   problem->merging = true;
   jobs_.push_back(problem);
   if (!worker_.joinable()) worker_ = std::thread(&Store::work, this);
@@ -255,7 +255,7 @@ void Store::work() {
       std::shared_ptr<const Window> after = merged(before.get(), pending, problem->limit);
       lock.lock();
       if (problem->generation != generation) continue;  // evicted meanwhile
-      // Drafts in flight are none: they hold the lock. Those that follow see the new window.
+      // No draft is in flight: drafts hold the lock. Later ones see the new window.
       problem->window.swap(after);
       uint64_t last = pending.back()->sequence;
       auto& rest = problem->pending;
@@ -306,10 +306,10 @@ void Store::account(Problem& problem) {
   by_spare_.insert({problem.spare, problem.key});
 }
 
-// What is least missed leaves first. Among problems without running requests, whoever has most gives up its oldest
-// rollouts, an eighth at a time, so that all come to have equal shares: problems return in turns, and then the least
-// recently used one is the next to be asked. When each has its newest rollout only, whole problems leave, the least
-// recently used first. Then problems with running requests, in the same way.
+// Drops the least valuable rollouts first. Among problems without running requests, the one with the most bytes beyond
+// its newest rollout gives up its oldest, an eighth at a time, so that all shares become equal. Problems return in
+// turns, so the least recently used one is the next to be requested. When each has only its newest rollout, whole
+// problems leave, the least recently used first. Then the same for problems with running requests.
 void Store::make_room() {
   for (bool running : {false, true}) {
     for (auto at = by_spare_.end(); bytes_ > options_.max_bytes && at != by_spare_.begin();) {
@@ -328,7 +328,7 @@ void Store::make_room() {
       at = older;
     }
   }
-  if (bytes_ > options_.max_bytes) trim(*pool_, pool_->limit);  // what waits for it is too much
+  if (bytes_ > options_.max_bytes) trim(*pool_, pool_->limit);  // its pending rollouts are too large
 }
 
 void Store::trim(Problem& problem, size_t limit) {

@@ -1,5 +1,5 @@
-// The suffix index of DAS 4.1: per problem a window over its recent rollouts, per running request its own text; and the
-// pool, one window over recent rollouts of all problems, which is asked where these have little to say.
+// The suffix index of DAS 4.1: per problem a window over its recent rollouts, per running request its own text. The
+// pool, one window over recent rollouts of all problems, is searched where these have only weak matches.
 //
 // Owns what is kept and for how long: sliding windows, memory limits, weights by version, files. Handles are numbers in
 // [0, handles) that the caller gives to its running requests. Safe for several threads; a handle belongs to one.
@@ -26,14 +26,14 @@ struct StoreOptions {
   size_t max_bytes;         // of all windows and the pool: see make_room
   float epoch_decay;        // weight of a rollout per version of age
   float own_weight;         // of an own occurrence, against one in a rollout of the current version
-  int64_t inline_tokens;    // windows up to this size are merged by the next draft, larger ones in the background
+  int64_t inline_tokens;    // the next draft merges windows up to this size, the worker larger ones
 };
 
 // Drafts of R requests: row r of the outputs holds `nodes` places. `counts` [R].
 struct DraftRows {
   int64_t requests;
   const int64_t* handles;
-  const int64_t* room;  // [R]: nodes and depth are limited by it
+  const int64_t* room;  // [R]: upper limit of nodes and depth
   DraftShape shape;
   int64_t* tokens;
   int64_t* parents;
@@ -48,8 +48,8 @@ class Store {
   Store(const Store&) = delete;
   Store& operator=(const Store&) = delete;
 
-  // Requests of the same prompt are of the same problem. The prompt is the start of the request's own text.
-  // Throws std::out_of_range for a handle outside of [0, handles).
+  // Requests of the same prompt belong to the same problem. The prompt is the start of the request's own text. Throws
+  // std::out_of_range for a handle outside of [0, handles).
   void begin(int64_t handle, const Token* prompt, int64_t tokens);
   // The request leaves; with `keep` its response joins the problem's window as a rollout of `version`.
   void finish(int64_t handle, bool keep, int64_t version);
@@ -72,7 +72,7 @@ class Store {
   // Replaces the windows by those of a file. Throws std::runtime_error naming the file, and then changes nothing.
   void load(const std::string& path);
 
-  size_t bytes() const;       // windows, pool, and rollouts that wait for their merge; shared texts count twice
+  size_t bytes() const;       // windows, pool, and pending rollouts; shared texts count twice
   size_t live_bytes() const;  // texts of running requests
   size_t problems() const;
   size_t window_tokens() const;
@@ -121,7 +121,7 @@ class Store {
   std::unordered_map<uint64_t, ProblemPtr> problems_;
   std::list<uint64_t> recent_;                       // keys, last used first
   std::set<std::pair<size_t, uint64_t>> by_spare_;  // and keys
-  ProblemPtr pool_;  // every rollout is its, whatever its problem; never leaves
+  ProblemPtr pool_;  // holds every rollout of any problem; never leaves
   std::list<ProblemPtr> jobs_;
   std::condition_variable wake_, idle_;
   std::thread worker_;

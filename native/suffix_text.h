@@ -1,4 +1,4 @@
-// What the two levels of the suffix index share: texts, contexts (a text read backwards from a place) and candidates.
+// Shared by the two levels of the suffix index: texts, contexts (a text read backwards from a place) and candidates.
 #pragma once
 
 #include <algorithm>
@@ -19,7 +19,7 @@ struct Rollout {
   int64_t version;    // of the target model's weights
   uint64_t sequence;  // order of arrival, unique in a store
 
-  uint32_t first_place() const { return std::max(border, 1u); }  // what has a context
+  uint32_t first_place() const { return std::max(border, 1u); }  // the first with a context
   int64_t places() const { return static_cast<int64_t>(tokens.size()) - first_place(); }
 };
 using RolloutPtr = std::shared_ptr<const Rollout>;
@@ -30,7 +30,7 @@ struct Context {
   int64_t size;
 };
 
-// How many last tokens a and b share, at most kContext; the first `from` are known to be equal.
+// The number of last tokens that a and b share, at most kContext; the first `from` are known to be equal.
 inline int common(Context a, Context b, int from = 0) {
   int limit = static_cast<int>(std::min<int64_t>(std::min(a.size, b.size), kContext));
   int length = from;
@@ -52,12 +52,12 @@ inline uint64_t last_two(Context context) {
   return first << 32 | second;
 }
 
-// An earlier place with a similar context: what followed there is a proposal.
+// An earlier place with a similar context: its continuation is a proposal.
 struct Candidate {
   const Token* next;
   int32_t left;    // tokens known from `next` on, >= 1
   int16_t length;  // tokens of context in common, 1 .. kContext
-  bool own;        // of the request's own text: its end is followed by the draft itself
+  bool own;        // of the request's own text: the draft itself follows its end
   float weight;
 };
 

@@ -7,7 +7,7 @@ namespace {
 
 constexpr int kLevels = 8, kMaxDepth = 64;
 constexpr float kLevelBase = 1.3f, kTreeBase = 3.0f;
-constexpr int kBaseTokens = 12;  // a match weighs no more from here on
+constexpr int kBaseTokens = 12;  // the weight of a match grows up to this length
 
 struct Powers {
   float level[kBaseTokens + 1], tree[kBaseTokens + 1];
@@ -17,13 +17,13 @@ struct Powers {
 };
 const Powers kPowers;
 
-// What candidate c proposes `depth` tokens on, on a path `before` [depth]; -1: nothing.
+// Candidate c's proposal `depth` tokens on, on a path `before` [depth]; -1: nothing.
 inline Token proposal(const Candidate& c, int depth, const Token* before) {
   if (depth < c.left) return c.next[depth];
   return c.own ? before[depth - c.left] : -1;
 }
 
-// How many tokens a match of `length` may draft.
+// The number of tokens that a match of `length` may draft.
 inline int reach(int length, const DraftShape& shape) {
   return static_cast<int>(static_cast<float>(length) * shape.match_factor);
 }

@@ -1,4 +1,4 @@
-// From candidates to a draft: which continuation they agree on, and with what probability.
+// Turns candidates into a draft: the continuation on which they agree, and its probability.
 #pragma once
 
 #include "suffix_text.h"
@@ -8,7 +8,7 @@ namespace paceline::suffix {
 struct DraftShape {
   int depth = 0, top_k = 1, nodes = 0;
   float min_probability = 0.1f;
-  float match_factor = 1;  // tokens of draft per token of match, at most
+  float match_factor = 1;  // most tokens of draft per token of match
 };
 
 // Node i: tokens[i] after node parents[i] < i (-1: the last known token), on a path of estimated probability probs[i].
@@ -20,9 +20,10 @@ struct DraftOut {
 
 // The draft of `candidates` (sorted by length, longest first; at most kCandidates), at most shape.nodes nodes.
 //
-// Chain (top_k 1): for each distinct length, longest first, those that match at least so long vote token by token; the
-// path's probability is the share of the weight that still agrees. The draft is limited by the match's length. The length
-// with the greatest sum of probabilities (the expected accepted tokens) wins, the longer one at a tie.
+// Chain (top_k 1): for each distinct length, longest first, candidates of at least that length vote token by token. The
+// path's probability is the share of the weight that still agrees. The match's length limits the draft. The length with
+// the greatest sum of probabilities (the expected accepted tokens) wins, the longer one at a tie.
+//
 // Tree: best-first by probability over all candidates, where each token of match multiplies a candidate's weight.
 int draft(Candidate* candidates, int count, const DraftShape& shape, const DraftOut& out);
 

@@ -54,7 +54,7 @@ std::shared_ptr<const Window> Window::merged(const Window* before, size_t leave,
     window->shared_.push_back(static_cast<uint8_t>(shared));
   };
   size_t next = 0, old_size = before ? before->order_.size() : 0;
-  // By block of `before`: what turns an old place into a new one (modulo 2^32). Blocks of leavers come first.
+  // By block of `before`: the offset from an old place to a new one (modulo 2^32). Blocks of leavers come first.
   std::vector<uint32_t> moved;
   uint32_t first = 0;
   if (before) {

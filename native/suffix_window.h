@@ -1,7 +1,7 @@
 // The frozen level of the suffix index: a problem's recent rollouts, as places sorted by their reversed contexts.
 //
-// Immutable: a query holds a pointer to it while another thread makes its successor. Owns no policy on what is kept.
-// 4 bytes of text, 4 of order, 1 of common length and 0.5 of separators per token. A rollout may be in several windows:
+// Immutable: a query holds a pointer to it while another thread makes its successor. Does not decide what is kept. 4
+// bytes of text, 4 of order, 1 of common length and 0.5 of separators per token. A rollout may be in several windows:
 // they share its text.
 #pragma once
 
@@ -11,17 +11,17 @@ namespace paceline::suffix {
 
 class Window {
  public:
-  static constexpr size_t kMostBytes = size_t{1} << 30;  // as bytes_of counts: then places fit into 32 bits
+  static constexpr size_t kMostBytes = size_t{1} << 30;  // by bytes_of: then places fit into 32 bits
 
   // `before` (may be null) without its `leave` oldest rollouts, and with `added`, which are newer, oldest first. In one
-  // pass: the order of what stays is filtered, not made again. At most kMostBytes.
+  // pass: the order of the remaining places is filtered, not sorted again. At most kMostBytes.
   static std::shared_ptr<const Window> merged(const Window* before, size_t leave, const std::vector<RolloutPtr>& added);
 
   // From arrays of `save`. Throws std::invalid_argument if they do not belong together.
   static std::shared_ptr<const Window> restored(std::vector<RolloutPtr> rollouts, std::vector<uint32_t> order,
                                                 std::vector<uint8_t> shared);
 
-  // What a rollout adds to a window's bytes(), its text included; and how long one may be.
+  // A rollout's part of a window's bytes(), including its text; and the longest rollout for a number of bytes.
   static size_t bytes_of(const Rollout& rollout) { return kRolloutBytes + kTokenBytes * rollout.tokens.size(); }
   static int64_t tokens_in(size_t bytes) {
     return bytes < kRolloutBytes ? 0 : static_cast<int64_t>((bytes - kRolloutBytes) / kTokenBytes);
@@ -34,7 +34,7 @@ class Window {
   const std::vector<RolloutPtr>& rollouts() const { return rollouts_; }  // oldest first
   const std::vector<uint32_t>& order() const { return order_; }
   const std::vector<uint8_t>& shared() const { return shared_; }
-  size_t bytes() const { return bytes_; }  // of its rollouts, as bytes_of counts
+  size_t bytes() const { return bytes_; }  // of its rollouts, by bytes_of
 
  private:
   // Places number the tokens of all rollouts, oldest rollout first; each begins a new block of 2^kBlockBits places.
@@ -48,7 +48,7 @@ class Window {
   static uint32_t blocks_of(const Rollout& rollout) {
     return static_cast<uint32_t>(rollout.tokens.size() >> kBlockBits) + 1;
   }
-  // Upper bounds: text 4, order 4, common length 1, separators 0.5 and blocks 1/16; the rest is of the rollout.
+  // Upper bounds: text 4, order 4, common length 1, separators 0.5 and blocks 1/16; the rest is per rollout.
   static constexpr size_t kTokenBytes = 10, kRolloutBytes = 128;
   static_assert(sizeof(Rollout) + 2 * sizeof(RolloutPtr) + sizeof(Block) + sizeof(uint64_t) <= kRolloutBytes);
   Context context(uint32_t place) const {
@@ -56,8 +56,8 @@ class Window {
     uint32_t at = place - block.start;
     return {block.text + at, at};
   }
-  // First entry whose context is not less than the query, from `low` on; and the lengths in common with it and with
-  // the entry before.
+  // First entry from `low` on whose context is not less than the query; and the lengths in common with it and with the
+  // entry before.
   size_t rank(Context query, int& before, int& after) const;
   size_t gallop(Context query, size_t low) const;
   void number_places();

@@ -1,7 +1,8 @@
 // Tile registers of AMX as functions, and how a kernel gets them.
 //
-// Only for files compiled with AMX flags, and everything local, as they are for other CPUs than the rest. Written with
-// asm, because the compilers' intrinsics take no template arguments and do not tell that they read memory.
+// Only for files compiled with AMX flags. Everything is local, since these files serve other CPUs than the rest.
+// Written with asm, because the compilers' intrinsics take no template arguments and do not declare that they read
+// memory.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +15,8 @@ namespace {
 constexpr int kTileRowBytes = 64;
 constexpr int kTileBytes = kTileRows * kTileRowBytes;
 
-// The thread's tile registers, for a while: another library that uses them (oneDNN) configures them anew. All eight have
-// rows of 64 bytes, and `rows[i]` of these.
+// The thread's tile registers during its lifetime: another library that uses them (oneDNN) reconfigures them. All eight
+// have rows of 64 bytes; register i has `rows[i]` rows.
 class Tiles {
  public:
   explicit Tiles(const uint8_t (&rows)[8]) {
@@ -33,8 +34,8 @@ class Tiles {
   Tiles& operator=(const Tiles&) = delete;
 };
 
-// Tile registers of a block of kM times 16 rows and up to 4 / kM panels: sums in 0 to 3, then x, and weights in turn in
-// the others.
+// Tile registers of a block of kM times 16 rows and up to 4 / kM panels: sums in 0 to 3, then x; the weights take turns
+// in the others.
 template <int kM>
 constexpr int sums_tile(int m, int n) {
   return m * (4 / kM) + n;
@@ -49,12 +50,12 @@ inline void clear_tile() {
   asm volatile("tilezero %%tmm%c0" ::"i"(kTile));
 }
 
-// Rows of 64 bytes, `apart` bytes from one to the next; fast where they begin on cache lines.
+// Rows of 64 bytes, `apart` bytes from one to the next; fast if they begin on cache lines.
 template <int kTile>
 inline void load_tile(const void* from, int64_t apart = kTileRowBytes) {
   asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(apart), "i"(kTile) : "memory");
 }
-// The same of what is not used again soon: it leaves the first-level cache to other things.
+// The same for data without reuse: it does not fill the first-level cache.
 template <int kTile>
 inline void stream_tile(const void* from) {
   asm volatile("tileloaddt1 (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(int64_t{kTileRowBytes}), "i"(kTile) : "memory");
@@ -69,7 +70,7 @@ inline void add_products_bf16() {
   asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kSums), "i"(kA), "i"(kB));
 }
 
-// A [rows][64] signed bytes times B [16][16][4] signed, or unsigned, bytes: exact in int32, but for wrapping.
+// A [rows][64] signed bytes times B [16][16][4] signed, or unsigned, bytes: exact in int32, except for wrapping.
 template <int kSums, int kA, int kB>
 inline void add_products_signed() {
   asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kSums), "i"(kA), "i"(kB));

@@ -1,7 +1,7 @@
 // Eight-lane float arithmetic with one fixed order of operations, the base of every kernel.
 //
 // Owns loads, stores, reductions, exp and log. Invariant: an element's result depends on its value only, never on its
-// place: tails go through the same lanes as full vectors. -ffp-contract=off keeps the compiler from fusing, so a fused
+// place: tails use the same lanes as full vectors. -ffp-contract=off keeps the compiler from fusing, so a fused
 // multiply-add happens exactly where `fma` is written, on every architecture.
 #pragma once
 
@@ -100,7 +100,7 @@ inline void store(T* p, f32x8 x, int count) {
   std::memcpy(p, lanes, count * sizeof(T));
 }
 
-// The value that storage type T keeps of x.
+// x rounded to the storage type T.
 template <typename T>
 inline f32x8 rounded(f32x8 x) {
   T lanes[kLanes];
@@ -114,8 +114,8 @@ inline f32x8 rounded<float>(f32x8 x) {
 
 inline float sum(f32x8 x) { return ((x[0] + x[4]) + (x[2] + x[6])) + ((x[1] + x[5]) + (x[3] + x[7])); }
 
-// A sum of many vectors in float64 lanes, in the order in which they come. Float32 lanes would lose the small terms of
-// a softmax beside the one that has the mass: 1e-5 of a log-prob over 50,000 tokens.
+// A sum of many vectors in float64 lanes, in their order. Float32 lanes would lose the small terms of a softmax beside
+// the largest: 1e-5 of a log-prob over 50,000 tokens.
 struct LongSum {
   f64x4 low = {}, high = {};
 
@@ -143,7 +143,7 @@ inline float largest(f32x8 x) {
 
 // e^x = value 2^n. x = n ln2 + r, |r| <= ln2/2; value = e^r by a Chebyshev fit.
 inline void split_exp(f32x8 x, f32x8& value, i32x8& n) {
-  const f32x8 shift = splat(0x1.8p23f);  // adding it rounds to an integer, which then sits in the low bits
+  const f32x8 shift = splat(0x1.8p23f);  // adding it rounds to an integer, which is then in the low bits
   f32x8 shifted = fma(x, splat(0x1.715476p+0f), shift);
   n = (i32x8)shifted - (i32x8)shift;
   f32x8 count = shifted - shift;
@@ -158,8 +158,7 @@ inline void split_exp(f32x8 x, f32x8& value, i32x8& n) {
   value = fma(r * r, q, r) + 1.0f;
 }
 
-// e^x within 1 ulp. 2^n in two factors so that subnormal results and overflow to infinity come out right. NaN in, NaN
-// out.
+// e^x within 1 ulp. 2^n in two factors so that subnormal results and overflow to infinity are right. NaN in, NaN out.
 inline f32x8 exp(f32x8 x) {
   x = select(x < -104.0f, splat(-104.0f), x);
   x = select(x > 89.0f, splat(89.0f), x);
@@ -211,7 +210,7 @@ inline f32x8 log(f32x8 x) {
   return log_reduced(m - 1.0f, __builtin_convertvector(e, f32x8));
 }
 
-// log(1 - v) within 2 ulp for v in (0, 1). What 1 - v loses to rounding is put back after the reduction.
+// log(1 - v) within 2 ulp for v in (0, 1). Adds the rounding error of 1 - v back after the reduction.
 inline f32x8 log1m(f32x8 v) {
   f32x8 u = 1.0f - v;
   f32x8 lost = (1.0f - u) - v;

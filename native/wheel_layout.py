@@ -1,10 +1,11 @@
-"""Puts the packages of this checkout below `paceline/`, for a wheel: `models` and `actors` are names of a user's own.
+"""Copies the packages of this checkout below `paceline/` for a wheel, since a user may own the names `models` and
+`actors`.
 
-Run by the build (CMakeLists.txt): `python native/wheel_layout.py SOURCE DESTINATION`. In a checkout the packages lie
-at the top and import each other as `from actors.engine import ...`; in a wheel that is `from paceline.actors.engine`.
-Imports are all that is rewritten, found in the syntax tree, each on its own line, so that line numbers stay. A plain
-`import actors.engine`, which binds the name `actors`, is refused. No module says another's name in a text: what is
-imported by name at run time starts from `__package__`.
+The build (CMakeLists.txt) runs `python native/wheel_layout.py SOURCE DESTINATION`. In a checkout the packages are at
+the top and import each other as `from actors.engine import ...`; in a wheel that is `from paceline.actors.engine`. Only
+imports are rewritten, found in the syntax tree, each on its own line, so that line numbers stay. A plain `import
+actors.engine`, which binds the name `actors`, is refused. No module names another in a text: imports by name at run
+time start from `__package__`.
 """
 
 import ast
@@ -19,7 +20,7 @@ SKIPPED = shutil.ignore_patterns("__pycache__", "*.pyc", "*.so", ".*")
 
 
 def rewritten(source: str, name: str) -> str:
-    """The text of a module as it is in a wheel. `name`: for messages. Raises ValueError."""
+    """Return the text of a module as it is in a wheel. `name`: for messages. Raises ValueError."""
     lines = source.splitlines(keepends=True)
     imports = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Import | ast.ImportFrom)]
     for node in sorted(imports, key=lambda node: (node.lineno, node.col_offset), reverse=True):
@@ -38,7 +39,7 @@ def _is_ours(module: str) -> bool:
 
 
 def _prefixed(line: str, byte_column: int, keyword: str) -> str:
-    """`line` with the package's name behind the keyword, which begins at that byte of it."""
+    """Put the package's name behind the keyword, which begins at that byte of `line`."""
     before = line.encode()[:byte_column].decode()
     return before + re.sub(rf"^({keyword}\s+)", rf"\1{PUBLIC}.", line[len(before) :], count=1)
 

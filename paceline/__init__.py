@@ -1,6 +1,6 @@
 """Paceline from a script or a notebook: `paceline.train("config.yaml", "run.steps=20", rewards=[right])`.
 
-Owns the names only: what runs is what the command runs.
+Only exports names; runs are identical to those of the command.
 """
 
 from launch.config import Config, ConfigError, load_config

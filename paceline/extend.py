@@ -1,4 +1,4 @@
-"""What a loss, advantages or a drafter of your own are given and give back: `from paceline.extend import LossInputs`.
+"""Types and helpers for your own loss, advantages or drafter: `from paceline.extend import LossInputs`.
 
 - loss: `objective.loss: my_module:my_loss`, called as my_loss(inputs: LossInputs, **objective.loss_arguments), returns
   TokenLosses: the loss of every response token, before KL, entropy, importance weights and the aggregation.
@@ -7,7 +7,7 @@
 - drafter: an entry of `rollout.speculation.drafters`, made as MyDrafter(slots=..., max_tokens=..., **arguments). Derive
   it from Drafter: only `propose` must be written.
 
-examples/own_parts has one of each. The names are re-exported from where they are defined; nothing else is here.
+examples/own_parts has one of each. This module only re-exports names.
 """
 
 from config.strategy import Strategy

@@ -1,4 +1,4 @@
-"""Tools that predict a run instead of doing it: simulate, calibrate, plan-step, plan-graphs.
+"""Tools that predict a run instead of executing it: simulate, calibrate, plan-step, plan-graphs.
 
 Imports the rest of Paceline; only the command line imports it.
 """

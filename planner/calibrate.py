@@ -1,7 +1,7 @@
-"""`paceline calibrate`: measures what engine steps and drafts cost on this device, and keeps it for the runs to come.
+"""`paceline calibrate`: measure the cost of engine steps and drafts on this device, and store it for later runs.
 
-Owns what is shown of it: the table, the toggle boundary and the plot. The engine that is measured is the one that runs
-use (`actors.engine.native.measuring`), on this machine, in this process.
+Owns the output: the table, the toggle boundary and the plot. It measures the engine that runs use
+(`actors.engine.native.measuring`), on this machine, in this process.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,18 +27,18 @@ ACCEPTANCE = 0.8  # of every drafted token, for the boundary
 DEPTHS = (3, 5, 8)
 MOST_RUNNING = 256
 FREE = "free drafts"
-_LONGEST, _USUAL, _SHORTEST = 4096, 1024, 128  # tokens of context that are measured, at most
+_LONGEST, _USUAL, _SHORTEST = 4096, 1024, 128  # most tokens of context measured
 _SHOWN = 24  # passes in the table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationReport:
-    """What `paceline calibrate` made."""
+    """The result of `paceline calibrate`."""
 
     path: Path
     plot: Path
     calibration: Calibration
-    checks: tuple[Check, ...]  # passes as predicted from coarser ones, before they were measured
+    checks: tuple[Check, ...]  # passes predicted from coarser ones, before they were measured
     context: int  # tokens of a request, for the boundary
     seconds: float
 
@@ -46,9 +46,9 @@ class CalibrationReport:
 def calibrate(
     config: Config, out: Path | None, seconds: float, on_progress: Callable[[float, str], None]
 ) -> CalibrationReport:
-    """Measure, and replace what was known of this model, precision and device in `out` (default: the runs' folder).
+    """Measure, and replace the calibration of this model, precision and device in `out` (default: the runs' folder).
 
-    Raises UsageError for an engine that is not ours or has several ranks, and what keeps such an engine from starting.
+    Raises UsageError for an engine that is not ours or has several ranks, and the errors of such an engine's start.
     """
     if config.rollout.engine.backend != "native":
         raise UsageError(
@@ -84,13 +84,14 @@ def calibrate(
 
 
 def measured_contexts(config: Config) -> list[int]:
-    """Tokens that a request knows: in the middle of a response, at its end, at its begin."""
+    """Return the measured contexts in tokens: of a request in the middle of a response, at its end, at its begin."""
     longest = config.data.max_prompt_tokens + config.rollout.sampling.max_new_tokens
     return [max(min(longest // 2, _USUAL), 8), max(min(longest, _LONGEST), 8), max(min(longest // 8, _SHORTEST), 8)]
 
 
 def errors(report: CalibrationReport) -> dict[str, list[float]]:
-    """Relative errors of passes, by who predicts: before they were measured, the model since, the roofline alone."""
+    """Return relative errors of passes, by predictor: before their measurement, the present model, the
+    roofline alone."""
     costs, fitted = CostModel(report.calibration), report.calibration.fitted
     found: dict[str, list[float]] = {"before it was measured": [abs(check.error) for check in report.checks]}
     found["with all measurements"] = [
@@ -106,7 +107,8 @@ def errors(report: CalibrationReport) -> dict[str, list[float]]:
 
 
 def speed(costs: CostModel, drafter: str, depth: int, running: int, context: int) -> float | None:
-    """Tokens per second beside plain decoding, where every drafted token is accepted with ACCEPTANCE; None: unknown."""
+    """Return tokens per second relative to plain decoding, with acceptance ACCEPTANCE of every drafted token; None if
+    unknown."""
     plain_s = costs.step_s(running, running, running * context)
     step_s = costs.step_s(running, running * (1 + depth), running * context)
     draft_s = 0.0 if drafter == FREE else costs.draft_s(Strategy(drafter, depth), running)
@@ -117,7 +119,7 @@ def speed(costs: CostModel, drafter: str, depth: int, running: int, context: int
 
 
 def pays_up_to(costs: CostModel, drafter: str, depth: int, context: int) -> int:
-    """The most running requests up to which it pays throughout; 0: not even for one."""
+    """Return the most running requests up to which it always pays off; 0: not even for one."""
     for running in range(1, MOST_RUNNING + 1):
         if (speed(costs, drafter, depth, running, context) or 0.0) <= 1.0:
             return running - 1
@@ -125,7 +127,7 @@ def pays_up_to(costs: CostModel, drafter: str, depth: int, context: int) -> int:
 
 
 def rendered(report: CalibrationReport) -> RenderableType:
-    """For a terminal."""
+    """Render the report for a terminal."""
     costs, key = CostModel(report.calibration), report.calibration.key
     passes = Table(title="Engine steps without drafting", title_justify="left")
     for head in ("requests", "rows", "context", "measured ms", "predicted ms", "error"):
@@ -160,7 +162,7 @@ def rendered(report: CalibrationReport) -> RenderableType:
 
 
 def plotted(report: CalibrationReport) -> str:
-    """Predicted against measured, and over running requests what a draft brings, as SVG."""
+    """Plot predicted against measured times, and the gain of a draft over running requests, as SVG."""
     costs = CostModel(report.calibration)
     new = [(1e3 * check.measured_s, 1e3 * check.predicted_s) for check in report.checks]
     known = [

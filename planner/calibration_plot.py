@@ -1,4 +1,4 @@
-"""The two panels of a calibration, as one SVG file. Owns how they are drawn; knows nothing of what is measured."""
+"""The two panels of a calibration as one SVG file. Owns the drawing; independent of the measurements."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -7,13 +7,13 @@ from html import escape
 
 Series = Mapping[str, Sequence[tuple[float, float]]]  # by name, points (x, y), all above 0
 _COLORS = ("#d9822b", "#2f6db5", "#2a9d8f", "#8a63b8")
-_SIZE, _LEFT, _TOP, _GAP = 340.0, 62.0, 44.0, 96.0  # of a panel; margins; between the panels
+_SIZE, _LEFT, _TOP, _GAP = 340.0, 62.0, 44.0, 96.0  # size of a panel; margins; gap between the panels
 _BOTTOM = 86.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Axes:
-    """A square panel with logarithmic x, and y logarithmic or not."""
+    """A square panel with logarithmic x, and logarithmic or linear y."""
 
     left: float
     x: tuple[float, float]
@@ -97,7 +97,7 @@ def _legend(axes: _Axes, number: int, name: str, color: str) -> Iterator[str]:
 
 
 def _powers(low: float, high: float) -> list[float]:
-    """Of ten, and fives between where there are few."""
+    """Return powers of ten as ticks, with 2 and 5 in between if there are few."""
 
     def found(steps: Sequence[float]) -> list[float]:
         powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)

@@ -1,7 +1,7 @@
-"""`paceline plan-graphs`: which CUDA graphs an engine of this configuration captures, and what they cost.
+"""`paceline plan-graphs`: the CUDA graphs that an engine of this configuration captures, and their memory.
 
-Owns the table. Computes from the configuration and the model's config.json alone, so it works on any machine; the plan
-is the engine's own (`policies.speculation.graph_plan`), and so is what it is compared with.
+Owns the table. Computes from the configuration and the model's config.json alone, so it works on any machine. The plan
+is the engine's own (`policies.speculation.graph_plan`), and so is the plan that it is compared with.
 """
 
 from collections.abc import Iterable
@@ -36,7 +36,7 @@ class GraphReport:
 
 
 def graph_report(config: Config) -> GraphReport:
-    """The plans of one engine, with every drafter that the configuration allows at hand.
+    """Return the plans of one engine, with every drafter that the configuration allows.
 
     Raises ModelConfigError for a model directory without a usable config.json, and UsageError for another backend.
     """
@@ -48,7 +48,7 @@ def graph_report(config: Config) -> GraphReport:
         )
     require_shape(config.model.path)
     model = ModelConfig.from_hf(read_config(config.model.path))
-    # As in NativeEngine: no sequence is longer than the cache and one token more.
+    # As in NativeEngine: no sequence is longer than the cache plus one token.
     model_tokens = engine.max_model_tokens or model.max_position_embeddings
     max_tokens = min(model_tokens, engine.kv_tokens // engine.block_tokens * engine.block_tokens + 1)
     batches = batch_buckets(engine.max_running)
@@ -76,7 +76,7 @@ def graph_report(config: Config) -> GraphReport:
 
 
 def rendered(report: GraphReport) -> RenderableType:
-    """The plan by batch bucket, and bucketed beside naive."""
+    """Render the plan by batch bucket, and compare bucketed with naive."""
     arms = ", ".join(str(arm) for arm in report.strategies) or "none: plain decoding only"
     return Group(
         Text(f"strategies: {arms}"),
@@ -134,5 +134,5 @@ def _sizes(footprint: Footprint) -> Iterable[str]:
 
 
 def _size(count: int) -> str:
-    """`512 MiB`, `7.8 GiB`."""
+    """Format as `512 MiB`, `7.8 GiB`."""
     return f"{count / 2**30:,.2f} GiB" if count >= 1 << 30 else f"{count / 2**20:,.1f} MiB"

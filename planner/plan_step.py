@@ -1,7 +1,7 @@
-"""`paceline plan-step`: what an engine step of this configuration costs on a GPU, and whether everything fits it.
+"""`paceline plan-step`: predict the cost of an engine step on a GPU, and whether everything fits its memory.
 
-Owns the tables. Predicts from the configuration and the model's config.json alone, so it works on any machine; the
-model of time and memory is `policies.roofline`. Nothing here was measured by Paceline on a GPU.
+Owns the tables. Predicts from the configuration and the model's config.json alone, so it works on any machine;
+`policies.roofline` has the model of time and memory. Nothing here was measured by Paceline on a GPU.
 """
 
 from collections.abc import Iterator, Sequence
@@ -46,19 +46,19 @@ _BATCHES, _CONTEXTS = (1, 2, 4, 8, 16, 32, 64, 128, 256), (1024, 8192, 32_768)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StrategyRow:
-    """Drafting and verifying once, beside a plain step."""
+    """One draft and its verification, compared with a plain step."""
 
     strategy: str
     draft_ms: float
     verify_ms: float
-    cycle_ms: float  # both, and the host
-    pays_from: float  # accepted tokens per draft above which it is faster than plain decoding
-    gains_at_most: float  # speed-up where every token is accepted
+    cycle_ms: float  # both, and the host's time
+    pays_from: float  # accepted tokens per draft above which it beats plain decoding
+    gains_at_most: float  # speed-up if every token is accepted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRow:
-    """Decoding of so many requests with so much context each."""
+    """Decoding of a number of requests with a given context each."""
 
     batch: int
     context: int
@@ -67,13 +67,13 @@ class StepRow:
     eager_ms: float  # without graphs
     decides: str
     launches: int
-    tokens_s: float  # plain, one engine
+    tokens_s: float  # plain decoding, one engine
     strategies: tuple[StrategyRow, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerRow:
-    """The learner and its way to the engines; estimates."""
+    """The learner and its hand-over to the engines; estimates."""
 
     ranks: int
     micro_batch_tokens: int
@@ -85,7 +85,7 @@ class LearnerRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepReport:
-    """All of it, for one device."""
+    """The complete prediction for one device."""
 
     device: str
     device_bytes: int
@@ -94,11 +94,11 @@ class StepReport:
     weight_bytes: int  # of an engine
     steps: tuple[StepRow, ...]
     learner: LearnerRow | None
-    engines_sleep: bool  # what fitting asks for
+    engines_sleep: bool  # required by the memory plan
     optimizer_away: bool
     memory: tuple[MemoryPlan, ...]
     awake: tuple[MemoryPlan, ...]  # with neither, for comparison
-    note: str  # what became of the self-drafter for want of memory
+    note: str  # changes of the self-drafter for lack of memory
     misfit: Issue | None
 
     def as_json(self) -> dict[str, Any]:
@@ -113,10 +113,11 @@ class StepReport:
 
 
 def step_report(config: Config, device_name: str | None) -> StepReport:
-    """Raises UsageError where no device is known, ModelConfigError for a model of another architecture."""
+    """Predict the step. Raises UsageError if no device is known, ModelConfigError for a model of another
+    architecture."""
     require_shape(config.model.path)
     device = _device(config, device_name)
-    ModelConfig.from_hf(read_config(config.model.path))  # says what is wrong with it
+    ModelConfig.from_hf(read_config(config.model.path))  # raises for an unsupported model
     config, note = fitting(config, device)
     net = network_of(config)
     assert net is not None
@@ -184,7 +185,7 @@ def _steps(config: Config, net: Network, device: Device) -> Iterator[StepRow]:
     for batch in batches:
         for context in contexts:
             if batch * context > engine.kv_tokens:
-                continue  # so many do not run together
+                continue  # more than run together
             plain, eager = (_pass(config, net, device, batch, 1, context, eager=eager) for eager in (False, True))
             arms = [arm for arm in policy.arms_at(batch) if arm != PLAIN] if policy else []
             yield StepRow(
@@ -234,7 +235,7 @@ def _strategy(
         verify = time_of(step_kernels(net, batch, rows, context), device)
     else:
         verify = _pass(config, net, device, batch, rows, context)
-    draft_ms = draft.ms - DEFAULT.host_s * 1e3  # the step's host work is counted once
+    draft_ms = draft.ms - DEFAULT.host_s * 1e3  # the step's host work counts once
     whole = draft_ms + verify.ms
     return StrategyRow(
         strategy=str(strategy),
@@ -250,7 +251,7 @@ def _strategy(
 
 
 def rendered(report: StepReport) -> RenderableType:
-    """Steps, strategies, the learner, and memory by phase."""
+    """Render steps, strategies, the learner, and memory by phase."""
     parts: list[RenderableType] = [_step_table(report), _strategy_table(report)]
     if report.note:
         parts.append(Text(f"{report.note}\n"))

@@ -1,9 +1,9 @@
-"""Advantages of whole responses. Owns the formulas and the report of groups that teach nothing.
+"""Advantages of whole responses. Owns the formulas and the report of groups without signal.
 
-Pure numpy on the driver; never drops a group itself: the driver does, and counts it (`groups/zero_variance`).
+Pure numpy on the driver. It never drops a group: the driver does, and counts it (`groups/zero_variance`).
 
-A *group* is the responses to one prompt; groups of one batch may differ in size. An estimator is a baseline, which is
-subtracted from a reward, and a normalisation (`objective.baseline`, `objective.normalize`):
+A *group* is the responses to one prompt; groups of one batch may differ in size. An estimator combines a baseline,
+subtracted from the reward, and a normalisation (`objective.baseline`, `objective.normalize`):
 
 | estimator            | baseline      | normalize |
 | GRPO                 | group         | group     |
@@ -14,7 +14,7 @@ subtracted from a reward, and a normalisation (`objective.baseline`, `objective.
 | REINFORCE++-baseline | group         | whiten    |
 | "Lite PPO" (Liu et al. 2025, arXiv 2508.08221), TRL's scale_rewards=batch | group | batch |
 
-All of them score the response, not its tokens: a token's advantage is that of its response.
+All score the response, not its tokens: each token has the advantage of its response.
 """
 
 from collections.abc import Sequence
@@ -35,10 +35,10 @@ VARIANCE_EPSILON = 1e-8  # added to the variance by `whiten`, as verl and slime 
 class GroupAdvantages:
     """Advantages of one group (the responses to one prompt), in the order of the rewards."""
 
-    advantages: NDArray[np.float64]  # [n]; with a baseline of the group all zero if zero_variance
+    advantages: NDArray[np.float64]  # [n]; with a group baseline all zero if zero_variance
     mean: float
     std: float  # with n - 1 in the denominator; 0 for one response
-    zero_variance: bool  # all rewards equal, or only one: nothing to learn from the group alone
+    zero_variance: bool  # all rewards equal, or only one: no signal in the group alone
 
 
 def group_advantages(
@@ -48,16 +48,16 @@ def group_advantages(
     baseline: Literal["group", "leave_one_out"] = "group",
     epsilon: float = EPSILON,
 ) -> GroupAdvantages:
-    """A_i = r_i - b_i, divided by (std(r) + epsilon) if `normalize_std`; std with n - 1, as in TRL and verl.
+    """A_i = r_i - b_i, divided by (std(r) + epsilon) if `normalize_std`; std uses n - 1, as in TRL and verl.
 
-    baseline "group": b_i = mean(r). Source: Shao et al. 2024 (DeepSeekMath), section 4.1.2, outcome supervision;
-    without the division it is Dr. GRPO's (Liu et al. 2025). As r_i is in its own baseline, the expected gradient is
-    (n - 1) / n of the true one without the division, and no multiple of it with the division.
-    baseline "leave_one_out": b_i = mean of the other n - 1 rewards, so A_i = n / (n - 1) * (r_i - mean(r)). Source:
-    Kool et al. 2019; Ahmadian et al. 2024 (RLOO), arXiv 2402.14740, section 3.2. Unbiased for any n, undivided.
+    - baseline "group": b_i = mean(r). Source: Shao et al. 2024 (DeepSeekMath), section 4.1.2, outcome supervision;
+      without the division it is Dr. GRPO's (Liu et al. 2025). Since r_i is in its own baseline, the expected gradient
+      is (n - 1) / n of the true one without the division. With the division it is no multiple of the true one.
+    - baseline "leave_one_out": b_i = mean of the other n - 1 rewards, so A_i = n / (n - 1) * (r_i - mean(r)). Source:
+      Kool et al. 2019; Ahmadian et al. 2024 (RLOO), arXiv 2402.14740, section 3.2. Unbiased for any n, undivided.
 
-    All rewards equal, or only one: all advantages are 0 (verl gives the reward of a group of one as its advantage; a
-    reward without a baseline pushes every token of the response, and here nothing of it is learned).
+    If all rewards are equal, or there is only one, all advantages are 0. For a group of one, verl uses its reward as
+    the advantage; without a baseline that pushes every token of the response, so nothing is learned from it here.
     Raises ValueError for an empty group and for a reward that is not finite (naming its index).
     """
     values = np.asarray(rewards, dtype=np.float64)
@@ -87,13 +87,12 @@ def batch_advantages(
     baseline: Baseline,
     normalize: Normalize,
 ) -> list[GroupAdvantages]:
-    """Of every group of a batch, in their order; `mean` and `std` are of the group's rewards whatever the estimator.
-
-    A = r - b with b the mean of the group, of the others of the group, of all responses of the batch, or 0. Then, by
-    `normalize`: nothing; divided by (std of the group's rewards + EPSILON); divided by (std of the batch's rewards +
-    EPSILON); or `whiten` over the batch, where a response counts as often as it has tokens (`lengths`; 0: it is not
-    learned from, and does not count; None: all count once). REINFORCE++: Hu et al. 2025, arXiv 2501.03262, section 3.
-    What has a std of 0 is not divided (as in NeMo-RL): reward differences below rounding are not to be sharpened.
+    """Return the advantages of every group of a batch, in order. `mean` and `std` are always those of the group's
+    rewards. A = r - b, with b the mean of the group, of the others of the group, of all responses of the batch, or 0.
+    Then, by `normalize`: nothing; divided by (std of the group's rewards + EPSILON); divided by (std of the batch's
+    rewards + EPSILON); or `whiten` over the batch, where each response is weighted by its tokens (`lengths`; 0: not
+    trained on, so not counted; None: all count once). REINFORCE++: Hu et al. 2025, arXiv 2501.03262, section 3. Values
+    with a std of 0 are not divided (as in NeMo-RL), since that would amplify differences below rounding.
 
     Raises ValueError as `group_advantages`, naming the group, and for lengths that do not fit the rewards.
     """
@@ -104,7 +103,7 @@ def batch_advantages(
     everything = np.concatenate(rewards)
     match baseline:
         case "group" | "leave_one_out":
-            scored = [group.advantages for group in made]  # divided already, if by their own std
+            scored = [group.advantages for group in made]  # already divided, if by their own std
         case "batch":
             scored = [group - float(everything.mean()) for group in rewards]
         case "none":
@@ -128,12 +127,12 @@ def batch_advantages(
 
 
 def whiten(values: Sequence[float], weights: Sequence[float] | None = None) -> NDArray[np.float64]:
-    """(x - mean) / sqrt(var + 1e-8), over all values at once; equal ones become 0.
+    """Return (x - mean) / sqrt(var + 1e-8) over all values at once; equal values become 0.
 
-    `weights`: value i counts as so many equal ones (None: once; 0: not at all, though it is whitened too). With the
-    lengths of responses in tokens it is the whitening over response tokens of verl (`masked_whiten`), slime and
-    OpenRLHF, as every token of a response has the same value. The variance has (sum of weights) - 1 in the
-    denominator, as in verl and slime (OpenRLHF: without - 1).
+    `weights`: value i counts as this many equal values (None: 1; 0: not counted, but still whitened). With response
+    lengths in tokens as weights it is the whitening over response tokens of verl (`masked_whiten`), slime and OpenRLHF,
+    as every token of a response has the same value. The variance has (sum of weights) - 1 in the denominator, as in
+    verl and slime (OpenRLHF: without - 1).
     """
     x = np.asarray(values, dtype=np.float64)
     w = np.ones_like(x) if weights is None else np.asarray(weights, dtype=np.float64)
@@ -151,12 +150,13 @@ def whiten(values: Sequence[float], weights: Sequence[float] | None = None) -> N
 def kl_in_reward(
     advantages: Sequence[float], kl: Sequence[NDArray[np.floating]], *, coef: float, whitened: bool
 ) -> list[NDArray[np.float64]]:
-    """A_t = A - coef * (sum of kl from token t on), of every response; then, if `whitened`, over all their tokens.
+    """Return A_t = A - coef * (sum of kl from token t on) for every response; if `whitened`, then whiten over all
+    tokens.
 
-    The reward of token t is -coef * kl_t, and that of the last one has the response's own added; undiscounted, the
-    return from t on is what is above. `advantages`: one per response, [n], not whitened; `kl`: [T] each, the estimate
-    for every token of a response. Source: Hu et al. 2025 (REINFORCE++), arXiv 2501.03262, section 3, as in verl,
-    OpenRLHF and slime with gamma 1.
+    The reward of token t is -coef * kl_t, and that of the last one has the response's own added. Undiscounted, the
+    return from t on is the formula above. `advantages`: one per response, [n], not whitened. `kl`: [T] each, the
+    estimate for every token of a response. Source: Hu et al. 2025 (REINFORCE++), arXiv 2501.03262, section 3, as in
+    verl, OpenRLHF and slime with gamma 1.
     """
     made = [
         float(advantage) - coef * np.cumsum(np.asarray(each, dtype=np.float64)[::-1])[::-1]
@@ -169,13 +169,13 @@ def kl_in_reward(
 
 
 def has_zero_variance(rewards: Sequence[float] | NDArray[np.float64]) -> bool:
-    """Whether they are all equal, up to rounding; so is a single one."""
+    """Whether all rewards are equal, up to rounding; true for a single one."""
     values = np.asarray(rewards, dtype=np.float64)
     return bool(np.ptp(values) <= TIE * max(1.0, float(np.abs(values).max())))
 
 
 def _of_group(index: int, rewards: Sequence[float], baseline: Baseline, normalize: Normalize) -> GroupAdvantages:
-    """With the group's own baseline, which `baseline` may replace."""
+    """Return the advantages with the group's own baseline, which `baseline` may replace."""
     own: Literal["group", "leave_one_out"] = "leave_one_out" if baseline == "leave_one_out" else "group"
     try:
         return group_advantages(rewards, normalize_std=normalize == "group", baseline=own)
@@ -186,7 +186,7 @@ def _of_group(index: int, rewards: Sequence[float], baseline: Baseline, normaliz
 def _whitened(
     groups: Sequence[NDArray[np.float64]], lengths: Sequence[Sequence[int]] | None
 ) -> list[NDArray[np.float64]]:
-    """All groups' values as one, cut at the groups again."""
+    """Whiten all groups' values together, and split them by group again."""
     sizes = [group.size for group in groups]
     if lengths is not None and [len(group) for group in lengths] != sizes:
         raise ValueError(f"{sizes} rewards by group, but {[len(group) for group in lengths]} lengths")

@@ -1,27 +1,27 @@
-"""Which waiting requests go to which rollout worker: a pure decision, no clock, no I/O.
+"""Assignment of waiting requests to rollout workers: a pure decision, no clock, no I/O.
 
-Owns the rule, and the books that it reads, kept up to date by what changes: a decision costs what it gives out, however
-many requests are open. It never moves a request that already runs.
+Owns the rule, and the bookkeeping that it reads, which is updated incrementally. So the cost of a decision depends on
+what it assigns, not on the number of open requests. It never moves a running request.
 
 The rule, in order of weight:
 1. no worker idles while requests wait (a prompt's group is split for that, and only for that or for lack of slots);
 2. longest expected first, because the makespan is decided by the responses that are started last;
-3. a prompt's group stays on one worker, which prefills the prompt once: a worker takes leftovers of a group that
-   another worker holds only if nothing else waits.
+3. a prompt's group stays on one worker, which prefills the prompt once: a worker takes the rest of a group that another
+   worker holds only if nothing else waits.
 Among workers, the one with the least expected work left gets the next group (Graham's LPT rule, 4/3 of the optimum).
 
-Numbers of tokens must be multiples of 1/16 (`exact`): then sums of them do not depend on the order of events.
+Token counts must be multiples of 1/16 (`exact`), so that their sums do not depend on the order of events.
 """
 
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, heapreplace
 
-_Rank = tuple[float, int]  # of a group: less the tokens of its longest request, prompt id; the smallest goes first
+_Rank = tuple[float, int]  # of a group: (minus the tokens of its longest request, prompt id); the smallest goes first
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Waiting requests of a prompt, the longest first, go to a worker."""
+    """Assignment of waiting requests of a prompt, the longest first, to a worker."""
 
     worker: str
     prompt_id: int
@@ -30,12 +30,12 @@ class Grant:
 
 @dataclass(slots=True)
 class _SampleGroup:
-    """The requests of one prompt that wait, and who holds others of them."""
+    """The waiting requests of one prompt, and the workers that hold others of them."""
 
-    waiting: list[tuple[float, int]] = field(default_factory=list)  # heap of (less the tokens, request id)
+    waiting: list[tuple[float, int]] = field(default_factory=list)  # heap of (minus the tokens, request id)
     rank: _Rank = (0.0, 0)  # as of the end of the last decision
     holders: set[str] = field(default_factory=set)
-    held: int = 0  # holders that are offered
+    held: int = 0  # number of holders that are offered
 
 
 @dataclass(slots=True, kw_only=True)
@@ -44,38 +44,38 @@ class _BalancedWorker:
     slots: int = 0
     offered: bool = False
     running: int = 0
-    load: float = 0.0  # tokens still to be sampled, all running requests together
+    load: float = 0.0  # remaining tokens of all running requests
     prompts: dict[int, int] = field(default_factory=dict)  # running requests by prompt
-    own: list[_Rank] = field(default_factory=list)  # heap: groups that it holds a part of
+    own: list[_Rank] = field(default_factory=list)  # heap: groups of which it holds a part
 
 
 def exact(tokens: float) -> float:
-    """An expected number of tokens as the books take it: a multiple of 1/16, at least 1, so that no request counts as
+    """Round an expected number of tokens for the bookkeeping: a multiple of 1/16, at least 1, so that no request is
     free."""
     return max(round(tokens * 16) / 16, 1.0)
 
 
 class Balance:
-    """Who waits, who runs where, and how much is left of each.
+    """Waiting requests, running requests by worker, and their remaining tokens.
 
-    The heaps of ranks are lazy: an entry counts while it is its group's present rank and the heap's condition holds;
-    one that does not is dropped when it comes up. Whatever makes an entry count pushes it.
+    The heaps of ranks are lazy. An entry is valid while it is its group's present rank and the heap's condition holds.
+    Invalid entries are dropped when they reach the top. Whatever makes an entry valid pushes it.
     """
 
     def __init__(self) -> None:
         self._groups: dict[int, _SampleGroup] = {}
         self._workers: dict[str, _BalancedWorker] = {}
         self._free: set[str] = set()  # offered workers with a free slot
-        self._all: list[_Rank] = []  # heap: all groups that wait
-        self._unheld: list[_Rank] = []  # heap: those of them that no offered worker holds a part of
+        self._all: list[_Rank] = []  # heap: all waiting groups
+        self._unheld: list[_Rank] = []  # heap: those of which no offered worker holds a part
         self._waiting_groups = 0
         self.waiting = 0  # requests
-        self.waiting_tokens = 0.0  # of them all
+        self.waiting_tokens = 0.0  # of all waiting requests
 
     # Workers.
 
     def offer(self, worker: str, slots: int) -> None:
-        """From now on the worker can run `slots` requests at once."""
+        """Declare that the worker can run `slots` requests at once from now on."""
         w = self._worker(worker)
         w.slots = slots
         if not w.offered:
@@ -85,7 +85,7 @@ class Balance:
         self._look(w)
 
     def withdraw(self, worker: str) -> None:
-        """The worker gets nothing until it is offered again; what it runs it keeps."""
+        """Assign nothing to the worker until it is offered again. It keeps what it runs."""
         w = self._worker(worker)
         if w.offered:
             w.offered = False
@@ -96,7 +96,7 @@ class Balance:
     # Requests.
 
     def wait(self, prompt_id: int, request_id: int, tokens: float) -> None:
-        """A request that nobody runs, with `tokens` still to be sampled."""
+        """Add a request that no worker runs, with `tokens` still to be sampled."""
         group = self._groups.setdefault(prompt_id, _SampleGroup())
         self._waiting_groups += not group.waiting
         heappush(group.waiting, (-tokens, request_id))
@@ -105,7 +105,7 @@ class Balance:
         self._rank(prompt_id, group)
 
     def forget(self, prompt_id: int, request_id: int) -> None:
-        """A waiting request is wanted no longer."""
+        """Drop a waiting request."""
         group = self._groups[prompt_id]
         self.waiting_tokens += sum(less_tokens for less_tokens, known in group.waiting if known == request_id)
         group.waiting = [entry for entry in group.waiting if entry[1] != request_id]
@@ -115,11 +115,11 @@ class Balance:
         self._rank(prompt_id, group)
 
     def progress(self, worker: str, tokens: float) -> None:
-        """A request that the worker runs has so many tokens less to go."""
+        """Subtract tokens from a running request of the worker."""
         self._workers[worker].load -= tokens
 
     def end(self, worker: str, prompt_id: int, tokens: float) -> None:
-        """The worker no longer runs a request that had `tokens` to go."""
+        """End a worker's request that had `tokens` left."""
         w = self._workers[worker]
         w.running -= 1
         w.load -= tokens
@@ -135,8 +135,8 @@ class Balance:
         self._look(w)
 
     def go_on(self, worker: str, prompt_id: int, tokens: float) -> bool:
-        """A request that nobody runs, and that the worker has an advantage for (K/V of its earlier turns), runs there
-        from now on; False: it is not offered, or has no free slot while another has one."""
+        """Run a request on the worker that has an advantage for it (K/V of its earlier turns). Returns false if the
+        worker is not offered, or has no free slot while another has one."""
         w = self._worker(worker)
         if not w.offered or (w.running >= w.slots and self._free):
             return False
@@ -147,12 +147,12 @@ class Balance:
     # The decision.
 
     def grants(self) -> list[Grant]:
-        """Fill the free slots: min(free slots, waiting requests) requests are granted, and count as running. Groups
-        keep the rank that they began the decision with."""
+        """Fill the free slots. Assigns min(free slots, waiting requests) requests, which then count as running. Groups
+        keep the rank that they had at the begin."""
         if not self.waiting or not self._free:
             return []
         workers = [self._workers[name] for name in self._free]
-        bins = [(w.running > 0, w.load, w.name) for w in workers]  # idle ones first, whatever the estimates say: rule 1
+        bins = [(w.running > 0, w.load, w.name) for w in workers]  # idle ones first, whatever the estimates: rule 1
         heapify(bins)
         idle = sum(w.running == 0 for w in workers)
         found: list[Grant] = []
@@ -188,7 +188,7 @@ class Balance:
     def _hold(
         self, w: _BalancedWorker, prompt_id: int, group: _SampleGroup, count: int, tokens: float, rank: _Rank
     ) -> None:
-        """The worker runs so many more requests of the group, with so many tokens to go."""
+        """Record that the worker runs `count` more requests of the group, with `tokens` left."""
         w.running += count
         w.load += tokens
         w.prompts[prompt_id] = w.prompts.get(prompt_id, 0) + count
@@ -217,7 +217,7 @@ class Balance:
             heappop(heap)
         return None
 
-    # The books.
+    # Bookkeeping.
 
     def _worker(self, name: str) -> _BalancedWorker:
         return self._workers.setdefault(name, _BalancedWorker(name=name))
@@ -229,21 +229,21 @@ class Balance:
             self._free.discard(w.name)
 
     def _unhold(self, prompt_id: int) -> None:
-        """An offered worker holds no part of the group any more, or is no longer offered."""
+        """Record that an offered worker no longer holds a part of the group, or is no longer offered."""
         group = self._groups[prompt_id]
         group.held -= 1
         if group.waiting and not group.held:
             heappush(self._unheld, group.rank)
 
     def _rank(self, prompt_id: int, group: _SampleGroup) -> None:
-        """What waits of the group has changed."""
+        """Update the rank after the group's waiting requests changed."""
         if not group.waiting:
             if not group.holders:
                 del self._groups[prompt_id]
             return
         rank = (group.waiting[0][0], prompt_id)
         if rank == group.rank and len(group.waiting) > 1:
-            return  # its entries are in the heaps
+            return  # its heap entries are still valid
         group.rank = rank
         heappush(self._all, rank)
         if not group.held:

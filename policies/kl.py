@@ -3,14 +3,14 @@
 Source: J. Schulman, "Approximating KL Divergence" (2020). With d = log pi(x) - log pi_ref(x) and x ~ pi:
 k1 = d (unbiased, may be negative), k2 = d^2 / 2 (biased, >= 0), k3 = exp(-d) - 1 + d (unbiased, >= 0).
 
-As a *loss term* they differ from what their values suggest, because x is not differentiated through. The expected
-gradient of k1 is zero, that of k2 is exactly the gradient of KL(pi || pi_ref), that of k3 is the gradient of
-KL(pi_ref || pi). So `kl_penalty` gives k1 the gradient of k2: its value is unbiased and its gradient is right.
+As a *loss term* they differ from their values, because x is not differentiated through. The expected gradient of k1 is
+zero. For k2 it is exactly the gradient of KL(pi || pi_ref), for k3 the gradient of KL(pi_ref || pi). So `kl_penalty`
+gives k1 the gradient of k2: the value is unbiased and the gradient is right.
 
-k3 grows like exp(-d): one token at d = -25 would weigh 7e10, and clipping by the norm would leave nothing of the rest.
-It is bounded as verl, SkyRL, NeMo-RL and OpenRLHF bound it: d to +-MAX_LOG_RATIO, the value to MAX_K3. Beyond the
-bound (d < -2.61 or d > 11) it has no gradient. k1 and k2 are not bounded: their gradient, d, pulls back those tokens
-most that drifted farthest.
+k3 grows like exp(-d): one token at d = -25 would weigh 7e10, and clipping by the norm would suppress the rest. It is
+bounded as in verl, SkyRL, NeMo-RL and OpenRLHF: d to +-MAX_LOG_RATIO, the value to MAX_K3. Beyond the bound (d < -2.61
+or d > 11) it has no gradient. k1 and k2 are not bounded: their gradient, d, is largest for the tokens that drifted
+farthest.
 """
 
 from typing import Literal
@@ -24,17 +24,17 @@ LEAST_LOGPROB = -1e4  # instead of -inf, so that no difference is infinite and 0
 
 
 def finite(logprobs: Tensor) -> Tensor:
-    """Not below LEAST_LOGPROB; what is below has no gradient."""
+    """Clamp to LEAST_LOGPROB from below; clamped values have no gradient."""
     return logprobs.clamp(min=LEAST_LOGPROB)
 
 
 def difference(logprobs: Tensor, others: Tensor) -> Tensor:
-    """log pi - log pi', never infinite: 0 where both are impossible."""
+    """Return log pi - log pi', never infinite: 0 if both are impossible."""
     return finite(logprobs) - finite(others)
 
 
 def kl_values(logprobs: Tensor, reference_logprobs: Tensor, estimator: Literal["k1", "k2", "k3"]) -> Tensor:
-    """The estimator itself, per token, with the gradient of its formula. Any shape; both in the same shape, float."""
+    """Return the estimator per token, with the gradient of its formula. Any shape; both in the same shape, float."""
     d = difference(logprobs, reference_logprobs)
     if estimator == "k1":
         return d
@@ -45,7 +45,7 @@ def kl_values(logprobs: Tensor, reference_logprobs: Tensor, estimator: Literal["
 
 
 def kl_penalty(logprobs: Tensor, reference_logprobs: Tensor, estimator: Literal["k1", "k2", "k3"]) -> Tensor:
-    """What the loss adds, per token: `kl_values`, except that k1 carries the gradient of k2 (see above)."""
+    """Return the loss term per token: `kl_values`, except that k1 has the gradient of k2 (see above)."""
     values = kl_values(logprobs, reference_logprobs, estimator)
     if estimator != "k1":
         return values

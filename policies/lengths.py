@@ -1,14 +1,14 @@
-"""Expected response lengths, per prompt: what 'longest expected first' sorts by. Never decides what is sampled."""
+"""Expected response lengths per prompt, used to sort 'longest expected first'. Never decides what is sampled."""
 
 from collections.abc import Mapping
 
-_DECAY = 0.5  # weight of the newest visit; prompts come back once per epoch and the target model moves in between
+_DECAY = 0.5  # weight of the newest visit; prompts return once per epoch, and the target model moves in between
 
 
 class LengthModel:
-    """Exponential mean of each prompt's response lengths; prompts not seen yet get the mean over all prompts.
+    """Exponential mean of each prompt's response lengths; unseen prompts get the mean over all prompts.
 
-    Lengths are in tokens. State is a plain dict, so that a resumed run schedules as the interrupted one would have.
+    Lengths are in tokens. The state is a plain dict, so that a resumed run schedules like the interrupted one.
     """
 
     def __init__(self, default_tokens: float) -> None:

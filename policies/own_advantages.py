@@ -1,5 +1,6 @@
-"""Advantages by a user's own function, named by `objective.advantages: package.module:function`. Owns the call and the
-checks of what it returns. It runs on the driver, once per RL step, over all groups of the batch.
+"""Advantages by a user's own function, named by `objective.advantages: package.module:function`.
+
+Owns the call and the checks of its result. It runs on the driver, once per RL step, over all groups of the batch.
 """
 
 from collections.abc import Sequence
@@ -18,11 +19,12 @@ KEY = "objective.advantages"
 def own_advantages(
     groups: Sequence[Sequence[float]], lengths: Sequence[Sequence[int]], *, path: str, arguments: dict[str, Any]
 ) -> list[GroupAdvantages]:
-    """As `policies.advantages.batch_advantages`, with the advantages of function(rewards, lengths, **arguments).
+    """Do what `policies.advantages.batch_advantages` does, with advantages from function(rewards, lengths,
+    **arguments).
 
-    The function gets lists with one array per group, rewards float64 [n] and lengths int64 [n] (response tokens; 0: the
-    response is not learned from), as copies, and returns a list of as many arrays [n]. Mean, std and zero_variance stay
-    those of the rewards. Raises OwnCodeError that names the fault, ValueError for rewards that are not finite.
+    The function gets lists with one array per group, as copies: rewards float64 [n] and lengths int64 [n] (response
+    tokens; 0: the response is not trained on). It returns a list of as many arrays [n]. Mean, std and zero_variance
+    stay those of the rewards. Raises OwnCodeError that names the fault, and ValueError for rewards that are not finite.
     """
     made = batch_advantages(groups, baseline="none", normalize="none")
     function = imported(path, KEY)
@@ -30,7 +32,7 @@ def own_advantages(
     tokens = [np.array(group, dtype=np.int64) for group in lengths]
     try:
         returned: object = function(rewards, tokens, **arguments)
-    except Exception as error:  # the user's code raises what it likes
+    except Exception as error:  # the user's code may raise anything
         raise OwnCodeError(f"{KEY}: {path} raised {described(error)}") from error
     if not isinstance(returned, list | tuple) or len(returned) != len(groups):
         got = f"{len(returned)} entries" if isinstance(returned, list | tuple) else type(returned).__name__
@@ -56,6 +58,6 @@ def _checked(index: int, values: object, size: int, path: str) -> NDArray[np.flo
 
 
 def try_advantages(path: str, arguments: dict[str, Any]) -> None:
-    """Call it once on three groups, one of them of equal rewards. Raises OwnCodeError."""
+    """Call it once on three groups, one of them with equal rewards. Raises OwnCodeError."""
     groups, lengths = [[0.0, 1.0, 1.0], [0.5, 0.5], [0.0, 0.25, 1.0, 0.5]], [[9, 4, 7], [3, 0], [5, 5, 8, 2]]
     own_advantages(groups, lengths, path=path, arguments=arguments)

@@ -1,5 +1,5 @@
-"""pass@k and maj@k of n sampled responses to one prompt, as expectations over the subsets of k of them. Owns the
-formulas; what is right, and which answers are the same, is its callers'.
+"""pass@k and maj@k of n sampled responses to one prompt, as expectations over subsets of k of them. Owns the formulas;
+callers decide which answers are right, and which are equal.
 """
 
 from collections.abc import Sequence
@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 
 def pass_at(k: int, right: int, n: int) -> float:
-    """The probability that at least one of k responses is right, unbiased from n of which `right` are: 1 - C(n - right,
-    k) / C(n, k) (Chen et al. 2021, "Evaluating Large Language Models Trained on Code", equation 1). Binomials are exact
-    integers, rounded once, so no n is too large. ValueError unless 1 <= k <= n and 0 <= right <= n."""
+    """Return the unbiased probability that at least one of k responses is right, from n of which `right` are: 1 - C(n -
+    right, k) / C(n, k) (Chen et al. 2021, "Evaluating Large Language Models Trained on Code", equation 1). Binomials
+    are exact integers, rounded once, so no n is too large. ValueError unless 1 <= k <= n and 0 <= right <= n."""
     if not (1 <= k <= n and 0 <= right <= n):
         raise ValueError(f"pass@{k} of {right} right responses among {n}")
     every = comb(n, k)
@@ -20,13 +20,12 @@ def pass_at(k: int, right: int, n: int) -> float:
 
 
 def majority_at(k: int, right: int, wrong: Sequence[int], silent: int = 0) -> float:
-    """The probability that the right answer is the most frequent one among k responses, over all subsets of k of them,
-    exactly; of answers that are equally frequent each wins alike, and without any answer nothing does.
+    """Return the exact probability, over all subsets of k responses, that the right answer is the most frequent one.
+    Ties are broken with equal chances. Without any answer nothing wins.
 
-    `right`: responses with the right answer; `wrong`: of each wrong answer, how many; `silent`: without an answer.
-
-    For every number v of votes for the right answer, the subsets in which no other has more are counted by the product
-    of the others' generating functions, cut at degree v, which also count those that reach v. Numbers are binomial
+    `right`: responses with the right answer. `wrong`: responses per wrong answer. `silent`: responses without an
+    answer. For every number v of votes for the right answer, the subsets in which no other has more are counted. They
+    are the product of the others' generating functions, cut at degree v, which also counts ties. Numbers are binomial
     probabilities with success k / n instead of counts: all between 0 and 1, whatever n is, and their common factor
     cancels. ValueError unless 1 <= k <= n.
     """
@@ -48,8 +47,8 @@ def majority_at(k: int, right: int, wrong: Sequence[int], silent: int = 0) -> fl
 def _others(
     votes: int, rest: int, wrong: Sequence[int], silent: int, chances: dict[int, NDArray[np.float64]]
 ) -> NDArray[np.float64]:
-    """[ties, rest + 1]: the chance of so many responses among those of wrong answers and the silent ones, with no wrong
-    answer above `votes` and so many of them equal to it."""
+    """Return [ties, rest + 1]: the chance of each number of wrong and silent responses, with no wrong answer above
+    `votes`, and as many of them equal to it as the first index."""
     made = np.zeros((rest // votes + 1, rest + 1))
     made[0, 0] = 1.0
     for size in wrong:
@@ -65,7 +64,7 @@ def _others(
 
 
 def _binomial(size: int, p: float) -> NDArray[np.float64]:
-    """[size + 1]: probabilities of the numbers of successes in `size` trials, 0 < p < 1."""
+    """Return [size + 1]: probabilities of the numbers of successes in `size` trials, 0 < p < 1."""
     counts = np.arange(size + 1)
     ratios = np.concatenate([[0.0], np.log((size - counts[:-1]) / counts[1:] * (p / (1 - p)))])
     logs = np.cumsum(ratios)

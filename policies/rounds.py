@@ -1,17 +1,18 @@
-"""Rounds by length: which prompts an RL step samples, which of them it learns from, and which are put off. Pure: no
-clock, no I/O. Everything follows from token counts, so it is the same whoever samples, and in whatever order.
+"""Rounds by length: which prompts an RL step samples, which groups it trains on, and which it postpones.
 
-A *short round* samples more prompts than it learns from. It learns from the groups whose longest responses are the
-shortest. The others are put off: those of at least the *mark* of tokens are long and wait for a long round, the rest
-come first in the next short round. A *long round* learns from the oldest long prompts, all that it samples. The mark is
-a quantile of the longest responses of groups that were learned from, in earlier rounds.
+Pure: no clock, no I/O. Everything depends on token counts, so it is the same on any worker and in any order.
 
-The order of the data is cut into windows of as many picks as there are prompts (an epoch), and at the run's last pick.
-A round takes picks of the next window only when it learns from all that is left of the one before. So a run learns from
-exactly the picks that it would learn from without rounds, permuted within windows.
+A *short round* samples more prompts than it trains on. It trains on the groups with the shortest longest responses and
+postpones the others. Those with at least the *mark* of tokens are long and wait for a long round. The rest come first
+in the next short round. A *long round* samples the oldest long prompts and trains on all of them. The mark is a
+quantile of the longest responses of groups trained on in earlier rounds.
+
+The data order is cut into windows of one epoch, and at the run's last pick. A round takes picks of the next window only
+when it trains on all that is left of the window before. So a run trains on exactly the picks of a run without rounds,
+permuted within windows.
 
 Source: Gao et al., RollPacker (arXiv 2509.21009), section 4.1, tail batching. There the fastest responses by the clock
-win, so that what is learned depends on machines; here the shortest in tokens do.
+win, so that the training data depends on the machines; here the shortest in tokens do.
 """
 
 import math
@@ -27,17 +28,17 @@ BIAS = (
     "without it"
 )
 
-Turn = tuple[int, int]  # (epoch, index of the prompt), as the data order gives it
+Turn = tuple[int, int]  # (epoch, index of the prompt), from the data order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundPlan:
-    """What one round samples."""
+    """The prompts of one round, and how many of them train."""
 
     turns: tuple[Turn, ...]
-    keep: int  # so many of them are learned from
+    keep: int  # number of groups to train on
     long: bool  # a round of long prompts
-    mark: int | None  # tokens; None: nothing was learned from yet
+    mark: int | None  # tokens; None: nothing was trained on yet
 
     @property
     def races(self) -> bool:
@@ -45,19 +46,19 @@ class RoundPlan:
 
 
 class Rounds:
-    """Whose turn it is. State is plain JSON."""
+    """The choice of prompts for each round. State is plain JSON."""
 
     def __init__(
         self, *, factor: float, quantile: float, window: int, prompts: int, prompts_per_step: int, steps: int
     ) -> None:
         """`factor`, `quantile`, `window`: of rollout.rounds. `prompts`: in the training set. `steps`: of the run."""
-        self._sampled = math.ceil(factor * prompts_per_step)  # by a short round
+        self._sampled = math.ceil(factor * prompts_per_step)  # in a short round
         self._quantile, self._prompts, self._keep = quantile, prompts, prompts_per_step
         self._last = steps * prompts_per_step
         self._lengths = LengthWindow(window)
-        self._taken = 0  # of the order
+        self._taken = 0  # picks of the data order
         self._long: list[Turn] = []  # oldest first
-        self._short: list[Turn] = []  # likewise: put off, and below the mark
+        self._short: list[Turn] = []  # likewise: postponed, and below the mark
 
     @property
     def put_off(self) -> tuple[Turn, ...]:
@@ -65,11 +66,12 @@ class Rounds:
 
     @property
     def mark(self) -> int | None:
-        """Tokens; None before the first round."""
+        """The mark in tokens; None before the first round."""
         return self._lengths.quantile(self._quantile)
 
     def plan(self, take: Callable[[int], list[Turn]]) -> RoundPlan:
-        """The next round; `settle` comes before another one. `take(n)`: the next n of the data order."""
+        """Return the next round; call `settle` before planning another. `take(n)`: the next n picks of the
+        data order."""
         keep, mark = self._keep, self.mark
         if len(self._long) >= keep:
             turns, self._long = self._long[:keep], self._long[keep:]
@@ -79,7 +81,7 @@ class Rounds:
         if len(self._short) >= keep:
             turns, self._short = self._short[:wanted], self._short[wanted:]
             return RoundPlan(turns=tuple(turns), keep=keep, long=False, mark=mark)
-        # The window ends: all that is left of it, and only then prompts of the next.
+        # The window ends: take all that is left of it first, and only then prompts of the next.
         left = [*self._long, *self._short]
         turns, rest, long = left[:keep], left[keep:], set(self._long)
         self._long, self._short = [t for t in rest if t in long], [t for t in rest if t not in long]
@@ -87,8 +89,8 @@ class Rounds:
         return RoundPlan(turns=tuple(turns), keep=keep, long=True, mark=mark)
 
     def settle(self, plan: RoundPlan, chosen: Mapping[int, int], long: Sequence[int]) -> None:
-        """What became of a round. `chosen`: indices of its turns that are learned from, each with the tokens of its
-        longest response, 0 without any. `long`: those of the others that have reached the mark."""
+        """Take the outcome of a round. `chosen`: indices of the turns to train on, with the tokens of each longest
+        response (0 without any). `long`: indices of the others that have reached the mark."""
         for tokens in chosen.values():
             if tokens:
                 self._lengths.add(tokens, 1.0)
@@ -98,7 +100,7 @@ class Rounds:
 
     @property
     def _left(self) -> int:
-        """Picks that the present window and the run still have. A new window begins when nothing is put off."""
+        """The picks left in the present window and the run. A new window begins when nothing is postponed."""
         within = -self._taken % self._prompts
         if not within and not self.put_off:
             within = self._prompts
@@ -117,7 +119,7 @@ class Rounds:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """{}: of a run that had no rounds so far."""
+        """Restore the state; {} is that of a run without rounds so far."""
         if not state:
             return
         self._taken = int(state["taken"])
@@ -127,22 +129,22 @@ class Rounds:
 
 
 class Race:
-    """One short round while it is sampled: which groups cannot be among the shortest any more.
+    """One short round while it is sampled: finds groups that cannot be among the shortest any more.
 
-    What it says does not depend on when it is asked, only how early it says so: a group that is out would not have been
-    chosen had it been sampled to its end, and is long either way.
+    Its results do not depend on when it is asked, only how early it finds them. A group that is out would not have been
+    chosen if sampled to its end, and is long either way.
     """
 
     def __init__(self, counts: Sequence[int], keep: int, mark: int) -> None:
-        """`counts`: responses of each group. `keep`: groups to be chosen. `mark`: tokens from which a group is long."""
+        """`counts`: responses of each group. `keep`: groups to choose. `mark`: tokens from which a group is long."""
         self._open, self._keep, self._mark = list(counts), keep, mark
         self.longest = [0] * len(counts)  # tokens of each group's longest response so far
         self.out = set[int]()  # groups
         self._complete: list[tuple[int, int]] = []  # (tokens, group), ascending
-        self._passed = set[int]()  # groups that are long, and not complete
+        self._passed = set[int]()  # groups that are long, but not complete
 
     def reached(self, group: int, tokens: int) -> list[int]:
-        """A response of the group has so many tokens. Returns groups that are out from now on."""
+        """Note that a response of the group has `tokens` tokens. Returns the groups that are now out."""
         if tokens > self.longest[group]:
             self.longest[group] = tokens
             if tokens >= self._mark and self._open[group]:
@@ -151,7 +153,7 @@ class Race:
         return []
 
     def ended(self, group: int, tokens: int) -> list[int]:
-        """A response of the group has ended with so many tokens. Returns groups that are out from now on."""
+        """Note that a response of the group has ended with `tokens` tokens. Returns the groups that are now out."""
         out = self.reached(group, tokens)
         self._open[group] -= 1
         if self._open[group] or group in self.out:
@@ -170,7 +172,7 @@ class Race:
         return out
 
     def chosen(self) -> list[int]:
-        """The groups to learn from, ascending, once all have ended or are out. One that lacks a response counts with
+        """The groups to train on, ascending, once all have ended or are out. A group with missing responses counts by
         those that it has."""
         ranked = sorted((tokens, group) for group, tokens in enumerate(self.longest) if group not in self.out)
         return sorted(group for _, group in ranked[: self._keep])

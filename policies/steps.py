@@ -1,4 +1,4 @@
-"""What an engine step decodes and what it did: what engines report, and what policies and cost models learn from."""
+"""The load and the outcome of an engine step: reported by engines, learned from by policies and cost models."""
 
 from dataclasses import dataclass, field
 from enum import Enum
@@ -14,31 +14,31 @@ NO_REQUESTS: Int64Array = np.zeros(0, np.int64)
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What an engine step decodes, and what waits behind it."""
+    """The requests of an engine step, and those that wait."""
 
     running: int  # requests that decode, at least 1
-    waiting: int  # requests without a place in the running batch
-    context_tokens: int  # known tokens of those that decode: what attention reads
+    waiting: int  # requests without a slot in the running batch
+    context_tokens: int  # known tokens of the decoding requests: what attention reads
     # [running] or empty, read-only; the same array while the batch is the same
     prompt_ids: Int64Array = field(default_factory=lambda: NO_REQUESTS, compare=False)
 
 
 class StepKind(Enum):
-    """What the time and the tokens of an engine step say."""
+    """What an engine step's time and tokens may be used for."""
 
-    USUAL = "usual"  # nothing but decoding and drafting
-    CAUGHT_UP = "caught_up"  # the drafter first worked through text that it had not followed: the price of switching
-    DISTURBED = "disturbed"  # prompt chunks, copied blocks, a captured graph, new weights: no time of a strategy
-    EVALUATION = "evaluation"  # other prompts at another temperature: says nothing about RL steps
+    USUAL = "usual"  # only decoding and drafting
+    CAUGHT_UP = "caught_up"  # the drafter first processed text that it had skipped: the cost of a switch
+    DISTURBED = "disturbed"  # prompt chunks, copied blocks, a captured graph, new weights: not a strategy's time
+    EVALUATION = "evaluation"  # other prompts at another temperature: not valid for RL steps
 
 
-@dataclass(slots=True, kw_only=True)  # not frozen: that would cost a small model's step one percent
+@dataclass(slots=True, kw_only=True)  # not frozen, which would cost 1 % of a small model's step
 class StepOutcome:
-    """What an engine step did; nobody changes it. Per request of those S that drew tokens: arrays [S], None where
+    """The outcome of an engine step; treat it as immutable. Arrays [S] are per request that drew tokens, None if
     nothing was drafted."""
 
     kind: StepKind
-    strategy: Strategy  # by which it drafted, if anything
+    strategy: Strategy  # strategy of its drafts, if any
     load: Load
     prompt_tokens: int  # rows of prompt chunks
     drafted: int  # rows of drafts, over all requests
@@ -46,14 +46,14 @@ class StepOutcome:
     elapsed_s: float  # of the whole step
     draft_s: float  # of it, drafting
     prompt_ids: Int64Array | None = None
-    reached: Int64Array | None = None  # depth of each request's draft; 0: its drafter had nothing to say
-    stood: Int64Array | None = None  # depth to which the draft was accepted, at most `reached`
-    # [S] where a budget divided the drafts, also where nothing was drafted: what each request was allowed.
+    reached: Int64Array | None = None  # depth of each request's draft; 0: its drafter offered none
+    stood: Int64Array | None = None  # accepted depth of the draft, at most `reached`
+    # [S] if a budget divided the drafts, even without drafts: each request's allowance.
     room: Int64Array | None = None
 
     @property
     def rows(self) -> int:
-        """That the target computed."""
+        """The rows that the target computed."""
         return self.load.running + self.drafted + self.prompt_tokens
 
     @property

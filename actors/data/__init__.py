@@ -1,4 +1,4 @@
-"""Data: prompts and demonstrations from files, in tokens and in order. No Ray, no torch in here."""
+"""Data: prompts and demonstrations from files, tokenised and ordered. No Ray, no torch."""
 
 from actors.data.endings import check_stop_tokens, end_tokens, note_end_tokens
 from actors.data.errors import DataError

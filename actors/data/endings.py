@@ -1,7 +1,7 @@
-"""Which tokens end a response. Owns the rule; asks the tokenizer, its chat template and generation_config.json.
+"""Tokens that end a response: from the tokenizer, its chat template and generation_config.json.
 
-A base model whose tokenizer ends texts with one token and whose chat template ends turns with another learns to end its
-responses with the second: whoever knew only the first would sample on to the limit.
+A base model's tokenizer may end texts with one token while its chat template ends turns with another. Such a model
+learns to end its responses with the second. An engine that knew only the first would sample on to the limit.
 """
 
 import json
@@ -17,8 +17,8 @@ GENERATION_CONFIG = "generation_config.json"
 
 
 def end_tokens(options: DataOptions, tokenizer: Tokenizer, model_dir: str | Path, vocab_size: int) -> tuple[int, ...]:
-    """The tokenizer's end-of-text token, those that the model's generation_config.json names, and for a chat template
-    the special token that it puts behind an assistant's message. DataError if the model has no such token."""
+    """Return the tokenizer's end-of-text token, those in the model's generation_config.json, and for a chat template
+    the special token behind an assistant's message. Raises DataError if the model has no such token."""
     turn = make_template(options, tokenizer).turn_end()
     named = _named(Path(model_dir).expanduser() / GENERATION_CONFIG)
     check_stop_tokens(named, vocab_size, f"model.path: eos_token_id in {GENERATION_CONFIG}")
@@ -26,8 +26,8 @@ def end_tokens(options: DataOptions, tokenizer: Tokenizer, model_dir: str | Path
 
 
 def note_end_tokens(model_dir: Path, tokens: Sequence[int]) -> None:
-    """Have other programs end responses where the run's ended: `tokens` are eos_token_id in generation_config.json of
-    a model directory that was written now. Left as it is where its files name them all already."""
+    """Make other programs end responses where the run did: add `tokens` to eos_token_id in generation_config.json of a
+    newly written model directory. No change if its files already name them all."""
     file, config = model_dir / GENERATION_CONFIG, json.loads((model_dir / "config.json").read_text(encoding="utf-8"))
     own = ("bos_token_id", "eos_token_id", "pad_token_id")
     there = file.is_file()
@@ -41,13 +41,13 @@ def note_end_tokens(model_dir: Path, tokens: Sequence[int]) -> None:
 
 
 def check_stop_tokens(ids: Sequence[int], vocab_size: int, key: str) -> None:
-    """DataError, which begins with `key`, if the model has no such token: it could never end a response."""
+    """Raise DataError, which begins with `key`, if the model has no such token: it could never end a response."""
     if outside := [i for i in ids if not 0 <= i < vocab_size]:
         raise DataError(f"{key}: {outside[0]} is outside the model's vocabulary (0 to {vocab_size - 1})")
 
 
 def _named(path: Path) -> list[int]:
-    """eos_token_id of a generation_config.json: a number, a list, or nothing."""
+    """Return eos_token_id of a generation_config.json: a number, a list, or nothing."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

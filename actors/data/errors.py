@@ -2,4 +2,4 @@
 
 
 class DataError(ValueError):
-    """Data, tokenizer or template that cannot be used; the message names the file, line or key and the remedy."""
+    """Unusable data, tokenizer or template; the message names the file, line or key and the remedy."""

@@ -1,7 +1,7 @@
-"""Which files a data path means. Owns path forms and splits; never opens a record.
+"""Files of a data path: its forms and splits. Never opens a record.
 
 Forms: one file (.jsonl, .jsonl.gz, .parquet), a folder written by `datasets.save_to_disk` (with or without splits), or
-a folder of such files whose names or folders say the split (`data/train-00000-of-00002.parquet`, `test.jsonl`,
+a folder of such files with the split in file or folder names (`data/train-00000-of-00002.parquet`, `test.jsonl`,
 `train/part-0.parquet`).
 """
 
@@ -20,9 +20,10 @@ _SHARD = re.compile(r"(?P<name>.+?)(?:[-_.]\d+(?:-of-\d+)?)?$")
 
 
 def resolve(path: str, splits: Sequence[str], key: str) -> list[Path]:
-    """The files of the first of `splits` that the path has, in order. A file, or a folder without splits, is itself.
+    """Return the files of the first of `splits` that the path has, in order. A file, or a folder without splits, has no
+    splits to choose from.
 
-    `key` is the configuration key that errors name.
+    `key` is the configuration key for error messages.
     """
     root = Path(path).expanduser()
     if root.is_file():
@@ -41,7 +42,7 @@ def resolve(path: str, splits: Sequence[str], key: str) -> list[Path]:
 
 
 def _conversion(file: Path) -> str:
-    """How to get a form that can be read from one that others use."""
+    """Return how to convert a common other format to a supported one."""
     source = f"'{file.name}'"
     match file.suffix.lower():
         case ".csv":
@@ -107,7 +108,7 @@ def _folder(root: Path, splits: Sequence[str], key: str) -> list[Path]:
 
 
 def _split_of(file: Path, root: Path, known: set[str]) -> str:
-    """Split named by the file, else by a folder below the root, else ""."""
+    """Return the split in the file's name, else in a folder's below the root, else ""."""
     stem = _SHARD.fullmatch(file.name.removesuffix(_suffix(file)))
     if stem is not None and stem["name"] in known:
         return stem["name"]

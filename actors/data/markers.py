@@ -1,15 +1,15 @@
-r"""What an answer looks like, as automata that read a response byte by byte: a closed \boxed{...}, a closed fence, or
-<answer>...</answer>. Owns `rollout.abort.marker`'s grammars; compiled over tokens as stop strings are.
+r"""Automata that find an answer in a response, byte by byte: a closed \boxed{...}, a closed fence, or
+<answer>...</answer>. They are the grammars of `rollout.abort.marker`, compiled over tokens like stop strings.
 
-Two laws bind them to the rewards (actors.rewards.boxed.first_boxed, actors.rewards.fences.first_fence):
+Two rules keep them consistent with the rewards (actors.rewards.boxed.first_boxed, actors.rewards.fences.first_fence):
 
-  a marker is found only where the reward has read its answer, and no text behind it changes what the reward reads
-  what is written while thinking is no answer: from <think> (or as the prompt opened it) to its closing tag
+  a marker is found only where the reward has read its answer, and no later text changes what the reward reads
+  text of a thinking part is no answer: from <think> (or as the prompt opened it) to its closing tag
 
-Special tokens stand for nothing, since the rewards read decoded text without them; so no tag may be one.
+Special tokens have no bytes, since the rewards read decoded text without them; so no tag may be one.
 
-A marker that is missed costs tokens, never a grade, so what cannot be told in few states is missed: boxes with more
-than MAX_DEPTH levels of braces, or around a phantom or an empty box.
+A missed marker costs tokens, never a grade. Cases that need many states are therefore missed: boxes with more than
+MAX_DEPTH levels of braces, or around a phantom or an empty box.
 """
 
 from collections.abc import Callable, Hashable
@@ -44,8 +44,8 @@ FOUND: State = "found"
 
 
 def answer_marker(kind: AnswerMarker, tokenizer: Tokenizer, *, thinking: bool = False) -> Marker:
-    """`thinking`: whether prompts end within a thinking part that they opened. Raises DataError if the tokenizer's
-    tokens are not bytes, or one of the tags that it looks for is a special token."""
+    """Return the marker of answers. `thinking`: whether prompts end within a thinking part that they opened. Raises
+    DataError if the tokenizer's tokens are not bytes, or if one of the tags is a special token."""
     tags = (*_THINK, *_THINK_ENDS, *((_ANSWER, _ANSWER_ENDS) if kind == "answer_tag" else ()))
     special = special_tokens(tokenizer).values()
     if unread := sorted(repr(token) for token in special if any(tag in token.encode() for tag in tags)):
@@ -60,7 +60,8 @@ def answer_marker(kind: AnswerMarker, tokenizer: Tokenizer, *, thinking: bool = 
 
 @cache
 def automaton(kind: AnswerMarker, thinking: bool = False) -> NDArray[np.int64]:
-    """[S, 256]: the state after each byte; 0 is the first, the last is FOUND, and no two states do the same."""
+    """Return [S, 256]: the state after each byte; state 0 is initial, the last is FOUND, and no two states are
+    equivalent."""
     step: Step
     begin: State
     match kind:
@@ -76,7 +77,7 @@ def automaton(kind: AnswerMarker, thinking: bool = False) -> NDArray[np.int64]:
 
 
 def _outside_thoughts(step: Step, begin: State) -> Step:
-    """Reads on by `step`; a state ("thinking", what may have begun of a closing tag) ends in `begin`."""
+    """Extend `step` by thinking parts: a state ("thinking", start of a closing tag) ends in `begin`."""
 
     def read(state: State, byte: int) -> State:
         if isinstance(state, tuple) and state[0] == "thinking":
@@ -89,7 +90,7 @@ def _outside_thoughts(step: Step, begin: State) -> Step:
 
 @cache
 def _search(patterns: tuple[bytes, ...], seen: bytes, byte: int) -> tuple[bytes, bytes]:
-    """(the pattern that ends here, the longest beginning of one that does): `seen` is such a beginning."""
+    """Return (the pattern that ends here, the longest suffix that starts a pattern); `seen` is such a suffix."""
     text = seen + bytes([byte])
     for pattern in patterns:
         if text.endswith(pattern):
@@ -98,13 +99,13 @@ def _search(patterns: tuple[bytes, ...], seen: bytes, byte: int) -> tuple[bytes,
     return b"", next(rest for rest in starts if any(p.startswith(rest) for p in patterns))
 
 
-# Boxes: ("out", s) outside; ("empty", s) in a box with nothing in it yet; ("box", depth, s) in one with an answer. Of
-# nested boxes only the innermost is followed. `s`: what may go on: backslashes, the beginning of a macro or of a tag.
+# Boxes: ("out", s) outside; ("empty", s) in a box without content so far; ("box", depth, s) in one with an answer. Only
+# the innermost of nested boxes is followed. `s`: a possible start: backslashes, part of a macro or of a tag.
 
 _OPENINGS = ("\\boxed", "\\fbox")
-_IDLE = ("\\quad", "\\qquad", "\\dots", "\\ldots", "\\cdots")  # macros that fill no box
+_IDLE = ("\\quad", "\\qquad", "\\dots", "\\ldots", "\\cdots")  # macros without visible content
 _PHANTOMS = ("\\phantom", "\\hphantom", "\\vphantom")
-_SPACES = {0xC2: b"\x85\xa0", 0xE1: b"\x9a", 0xE2: b"\x80\x81", 0xE3: b"\x80"}  # how those beyond ASCII begin
+_SPACES = {0xC2: b"\x85\xa0", 0xE1: b"\x9a", 0xE2: b"\x80\x81", 0xE3: b"\x80"}  # first bytes of the spaces beyond ASCII
 
 
 def _box(state: State, byte: int) -> State:
@@ -156,7 +157,7 @@ def _in_empty_box(s: str, byte: int) -> State:
 
 def _in_box(depth: int, s: str, byte: int) -> State:
     c = chr(byte)
-    if c == "\\":  # of a run of backslashes every second one is escaped
+    if c == "\\":  # in a run of backslashes every second one is escaped
         return "box", depth, "\\\\" if s == "\\" else "\\"
     if s in _OPENINGS and c == "{":
         return "empty", ""
@@ -169,14 +170,14 @@ def _in_box(depth: int, s: str, byte: int) -> State:
 
 
 def _macro(s: str, byte: int, names: tuple[str, ...]) -> str:
-    """What of `s` and the next byte is one of `names` or its beginning; blanks may follow an opening."""
+    """Return `s` plus the next byte if that starts one of `names`, else ""; blanks may follow an opening."""
     if s in _OPENINGS and byte in _BLANK:
         return s
     return s + chr(byte) if s and any(name.startswith(s + chr(byte)) for name in names) else ""
 
 
-# Fences: ("line", s) at the start of a line, blanks aside, ("info", language) behind an opening, ("text", s) in a line;
-# ("in", counts, s) in a fence, whose `s` begins with ^ at the start of a line; ("skip",) behind one that is closed.
+# Fences: ("line", s) at the start of a line, except blanks, ("info", language) behind an opening, ("text", s) in a
+# line; ("in", counts, s) in a fence, whose `s` begins with ^ at the start of a line; ("skip",) behind a closed one.
 
 _LANGUAGES = ("py", "ipython")  # or none
 _INLINE = ("py", "python", "python3")
@@ -253,7 +254,7 @@ def _in_fence(counts: bool, s: str, byte: int) -> State:
     return "in", counts, "^" if c in " \t\r" else ""
 
 
-# Answer tags: ("text", s) outside, ("answer", filled, s) within; `s`: the beginning of a tag.
+# Answer tags: ("text", s) outside, ("answer", filled, s) within; `s`: the start of a tag.
 
 
 def _tag(state: State, byte: int) -> State:
@@ -272,7 +273,7 @@ def _tag(state: State, byte: int) -> State:
 
 
 def _enumerated(step: Step, begin: State) -> NDArray[np.int64]:
-    """[S, 256]: states in the order in which they are met, FOUND last."""
+    """Return [S, 256]: states in the order of discovery, FOUND last."""
     number: dict[State, int] = {begin: 0}
     rows: list[list[State]] = []
     for state in (waiting := [begin]):
@@ -286,7 +287,7 @@ def _enumerated(step: Step, begin: State) -> NDArray[np.int64]:
 
 
 def _minimal(moves: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Without states that find the same (Moore, 1956), in the order of their first ones."""
+    """Merge equivalent states (Moore, 1956), in the order of their first ones."""
     kinds = np.zeros(len(moves), np.int64)
     kinds[-1] = 1
     while True:

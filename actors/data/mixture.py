@@ -1,7 +1,7 @@
-"""Several training sets in one order, by their weights. Owns whose turn it is; each set's own order is a PromptOrder.
+"""Several training sets in one order, by their weights. Chooses the next set; each set's own order is a PromptOrder.
 
-The next prompt is of the set that is furthest behind its share: after any number of prompts each set has had its share
-of them to within one prompt for each other set, in every RL step and not in the mean only.
+The next prompt is from the set that is furthest behind its share. After any number of prompts, each set has had its
+share to within one prompt for each other set. This holds in every RL step, not only on average.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from actors.data.prompts import PromptSet
 
 
 class MixedOrder:
-    """Visits indices of range(sum of sizes), for ever: each set's once per epoch of its own."""
+    """Yields indices of range(sum of sizes) without end: each set's once per epoch of its own."""
 
     def __init__(self, sets: Mapping[str, tuple[int, float]], seed: int, shuffle: bool) -> None:
         """`sets`: (number of prompts, weight above 0) by name, in the order of their indices."""
@@ -23,10 +23,10 @@ class MixedOrder:
         self._shares = [weight / sum(weights) for weight in weights]
         self._first = list(accumulate((size for size, _ in sets.values()), initial=0))[:-1]
         self._orders = [PromptOrder(size, seed, shuffle, stream=name) for name, (size, _) in sets.items()]
-        self._taken = [0] * len(sets)  # prompts of each set, since these shares hold
+        self._taken = [0] * len(sets)  # prompts of each set since these shares apply
 
     def take(self, k: int) -> list[tuple[int, int]]:
-        """The next k (epoch of its set, index) pairs."""
+        """Return the next k (epoch of its set, index) pairs."""
         if k < 0:
             raise ValueError(f"cannot take {k} prompts")
         found = []
@@ -40,13 +40,13 @@ class MixedOrder:
         return found
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain numbers: what was taken of each set, and where its own order is."""
+        """Return plain numbers: prompts taken of each set, and the state of its own order."""
         orders = [order.state_dict() for order in self._orders]
         return {"sets": dict(zip(self._names, orders, strict=True)), "taken": self._taken[:], "shares": self._shares}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues where the state was taken; with other shares, which have to be allowed by name (--allow data.sets),
-        they hold from here on. DataError if it belongs to other sets, other data or another seed."""
+        """Continue from a saved state. Other shares, which must be allowed by name (--allow data.sets), apply from now
+        on. Raises DataError if it belongs to other sets, other data or another seed."""
         theirs = state.get("sets")
         if theirs is None or list(theirs) != self._names:
             of = "one set, data.train" if theirs is None else f"the sets {', '.join(theirs)}"

@@ -1,5 +1,4 @@
-"""The order in which prompts are visited. Owns the permutation of each epoch and the position in it, resumable; knows
-nothing about prompts.
+"""The order of prompts: the permutation of each epoch and the position in it, resumable. Independent of the prompts.
 
 An epoch's order is a function of (seed, epoch, n) alone: indices sorted by raw Philox words, a stream that numpy keeps
 stable across versions and machines (unlike `Generator.permutation`).
@@ -15,7 +14,7 @@ from actors.data.errors import DataError
 
 
 def epoch_order(n: int, seed: int, epoch: int, stream: str = "") -> NDArray[np.int64]:
-    """A permutation of range(n), int64 [n]; another one for every `stream`."""
+    """Return a permutation of range(n), int64 [n]; different for every `stream`."""
     text = "/".join(["prompt order", str(seed), str(epoch), *([stream] if stream else [])])
     digest = hashlib.blake2b(text.encode(), digest_size=16).digest()
     words = np.random.Philox(key=int.from_bytes(digest, "little")).random_raw(n)
@@ -23,7 +22,7 @@ def epoch_order(n: int, seed: int, epoch: int, stream: str = "") -> NDArray[np.i
 
 
 class PromptOrder:
-    """Visits every index of range(n) once per epoch, for ever."""
+    """Yields every index of range(n) once per epoch, without end."""
 
     def __init__(self, n: int, seed: int, shuffle: bool, stream: str = "") -> None:
         self._n, self._seed, self._shuffle, self._stream = n, seed, shuffle, stream
@@ -32,7 +31,7 @@ class PromptOrder:
         self._order = self._make_order()
 
     def take(self, k: int) -> list[tuple[int, int]]:
-        """The next k (epoch, index) pairs. An index comes once per epoch; a batch may span epochs."""
+        """Return the next k (epoch, index) pairs. An index appears once per epoch; a batch may span epochs."""
         if k < 0:
             raise ValueError(f"cannot take {k} prompts")
         if k and not self._n:
@@ -48,7 +47,7 @@ class PromptOrder:
         return taken
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain numbers: position, and what the order depends on."""
+        """Return plain numbers: the position, and the parameters of the order."""
         return {
             "epoch": self._epoch,
             "position": self._position,
@@ -58,7 +57,7 @@ class PromptOrder:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continues where the state was taken. DataError if it belongs to other data or another seed."""
+        """Continue from a saved state. Raises DataError if it belongs to other data or another seed."""
         if "n" not in state:
             raise DataError(
                 "the checkpoint's data order is of data.sets, and this run has one set, data.train: resume with the "

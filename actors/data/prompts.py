@@ -1,5 +1,5 @@
-"""Prompts ready to be sampled from, and demonstrations ready to be learned from. Owns the use of `data:` options on
-records, and the counts of what was left out; file formats, templates and order live beside it.
+"""Load prompts for sampling and demonstrations for training. Applies the `data:` options to records, and counts the
+ones left out; file formats, templates and order are in other modules.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,10 +19,10 @@ from config.data import DataOptions, PromptsOptions
 from config.learner import WarmupOptions
 from contracts.training import Demonstration
 
-_EXAMPLES = 5  # bad records that a report quotes
+_EXAMPLES = 5  # bad records quoted in a report
 MAX_SOURCES = 64  # of one set
 _COUNTS = ("records", "used", "too_long", "bad", "by_success")  # of a LoadReport
-_OWN = ("prompt_field", "answer_field", "id_field", "source_field", "limit")  # of a set, if it says them
+_OWN = ("prompt_field", "answer_field", "id_field", "source_field", "limit")  # options that a set may override
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,19 +30,19 @@ class Prompt:
     """One prompt."""
 
     prompt_id: int  # its index in the PromptSet
-    uid: str  # data.id_field, else "<set>/<0-based record number>": unaffected by what is left out
-    text: str  # as the model sees it, template included
+    uid: str  # data.id_field, else "<set>/<0-based record number>": independent of skipped records
+    text: str  # as the model sees it, with the template
     tokens: NDArray[np.int32]  # [L], L <= data.max_prompt_tokens
     record: dict[str, Any]  # all fields, with data.answer_field also under "answer"
     where: str = ""  # "train.jsonl, line 3", with the full path
     source: str = ""  # data.source_field
-    raw: Any = None  # data.prompt_field, as the record has it
-    set: str = ""  # its name, if there are several to train on
-    success: float | None = None  # how often it was solved before this run, 0 to 1 (data.success)
+    raw: Any = None  # data.prompt_field, as in the record
+    set: str = ""  # name of its set, if there are several training sets
+    success: float | None = None  # success rate before this run, 0 to 1 (data.success)
 
     @property
     def asked(self) -> str:
-        """`raw` as people read it: the text, or the last message's; `text` where it is neither."""
+        """`raw` as readable text: the text, or the last message's; `text` if it is neither."""
         last = self.raw[-1] if isinstance(self.raw, list) and self.raw else self.raw
         said = last.get("content") if isinstance(last, dict) else last
         return said if isinstance(said, str) else self.text
@@ -50,17 +50,17 @@ class Prompt:
 
 @dataclass(slots=True, kw_only=True)
 class LoadReport:
-    """What became of the records of one split."""
+    """Counts of one split's records: used and left out."""
 
-    records: int = 0  # read, bad ones included
+    records: int = 0  # read, including bad ones
     used: int = 0
     too_long: int = 0  # prompts above data.max_prompt_tokens, dropped
     bad: int = 0  # skipped under data.on_bad_line=skip
-    by_success: int = 0  # dropped for their success rate (data.success)
+    by_success: int = 0  # dropped because of their success rate (data.success)
     bad_examples: list[str] = field(default_factory=list)  # the first few, with file and line
 
     def summary(self) -> str:
-        """One line for the log."""
+        """Return one line for the log."""
         return (
             f"{self.used} of {self.records} records used; {self.too_long} prompts too long, "
             f"{self.bad} bad records skipped"
@@ -70,7 +70,7 @@ class LoadReport:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One of several sets that a PromptSet is made of."""
+    """One of several sets in a PromptSet."""
 
     name: str
     weight: float
@@ -79,11 +79,11 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class PromptSet(Sequence[Prompt]):
-    """The usable prompts of one split, in file order; of data.sets one behind the other."""
+    """The usable prompts of one split, in file order; with data.sets one set after another."""
 
     prompts: list[Prompt]
     report: LoadReport
-    sets: tuple[Part, ...] = ()  # of which it is made; none: it is data.train, data.eval or a held-out set
+    sets: tuple[Part, ...] = ()  # its sets; empty: it is data.train, data.eval or a held-out set
 
     @overload
     def __getitem__(self, index: int) -> Prompt: ...
@@ -99,8 +99,8 @@ class PromptSet(Sequence[Prompt]):
 def load_prompts(
     options: DataOptions, split: Literal["train", "eval"], tokenizer: Tokenizer, tools: Sequence[dict[str, Any]] = ()
 ) -> PromptSet:
-    """The prompts of data.train or data.sets, or of data.eval. DataError if a file is missing or damaged, or nothing is
-    usable. `tools`: see `make_template`."""
+    """Load the prompts of data.train or data.sets, or of data.eval. Raises DataError if a file is missing or damaged,
+    or nothing is usable. `tools`: see `make_template`."""
     if split == "train" and options.sets:
         return _mixture(options, tokenizer, tools)
     if options.reasoning_gym:
@@ -119,7 +119,7 @@ def load_set(
     tokenizer: Tokenizer,
     tools: Sequence[dict[str, Any]] = (),
 ) -> PromptSet:
-    """The prompts of one set, whose path is written under `key`. DataError as load_prompts."""
+    """Load the prompts of one set, whose path is the value of `key`. Raises DataError as load_prompts."""
     if not one.path:
         raise DataError(f"{key}: its files are not made yet; launch.config.hub.converted makes them")
     known = rates(options.success) if split == "train" else SuccessRates()
@@ -172,7 +172,7 @@ def load_set(
 
 
 def _mixture(options: DataOptions, tokenizer: Tokenizer, tools: Sequence[dict[str, Any]]) -> PromptSet:
-    """data.sets; `prompt_id` counts through all of them."""
+    """Load data.sets; `prompt_id` is unique across all of them."""
     prompts: list[Prompt] = []
     parts: list[Part] = []
     for index, one in enumerate(options.sets):
@@ -183,7 +183,7 @@ def _mixture(options: DataOptions, tokenizer: Tokenizer, tools: Sequence[dict[st
 
 
 def merged(reports: Sequence[LoadReport]) -> LoadReport:
-    """Merge several sets."""
+    """Merge the reports of several sets."""
     counts = {name: sum(getattr(report, name) for report in reports) for name in _COUNTS}
     return LoadReport(**counts, bad_examples=[text for report in reports for text in report.bad_examples][:_EXAMPLES])
 
@@ -200,7 +200,8 @@ def load_demonstrations(
     end-of-text token. A list as the response is an episode: the model's turns, and between two of them what was
     observed, text or messages.
 
-    limit: of the first records only; data.limit does not apply.
+    A response that is a list is an episode: the model's turns, with observations (text or messages) between them.
+    limit: use only this many first records; data.limit does not apply.
     """
     template = make_template(options, tokenizer, tools)
     report = LoadReport()
@@ -224,7 +225,7 @@ def load_demonstrations(
 
 
 def _demonstrated(response: Any, name: str, template: Template) -> tuple[NDArray[np.int32], NDArray[np.bool_] | None]:
-    """Tokens of a demonstrated response, and which of them the model is to say; None: all."""
+    """Return the tokens of a demonstrated response, and the mask of the model's tokens; None: all."""
     parts = response if isinstance(response, list) else [response]
     if len(parts) % 2 == 0 or not all(isinstance(turn, str) and turn for turn in parts[::2]):
         raise BadPromptError(
@@ -251,7 +252,7 @@ def _splits(options: DataOptions, split: str) -> list[str]:
 
 
 def _records(path: str, splits: Sequence[str], key: str, options: DataOptions, report: LoadReport) -> Iterator[Record]:
-    """Readable records of all files, at most data.limit of them (bad ones count too)."""
+    """Yield readable records of all files, at most data.limit of them (bad ones count too)."""
     for file in resolve(path, splits, key):
         for record in read_file(file):
             if options.limit is not None and report.records >= options.limit:
@@ -272,7 +273,7 @@ def _bad(record: BadRecord, options: DataOptions, report: LoadReport) -> None:
 
 
 def _get(fields: dict[str, Any], name: str, key: str) -> Any:
-    """A dot leads into a field that has fields, as in `reward_model.ground_truth`."""
+    """Return a field; a dot leads into nested fields, as in `reward_model.ground_truth`."""
     found: Any = fields
     for part in [name] if name in fields else name.split("."):
         if not isinstance(found, dict) or part not in found:
@@ -301,7 +302,8 @@ def _source(fields: dict[str, Any], options: DataOptions) -> str:
 
 
 def _with_answer(fields: dict[str, Any], options: DataOptions) -> dict[str, Any]:
-    """The fields with the answer under "answer". The default name may be absent: not every reward needs an answer."""
+    """Return the fields with the answer under "answer". The default name may be absent: not every reward needs an
+    answer."""
     if options.answer_field == "answer":
         return fields
     return {**fields, "answer": _get(fields, options.answer_field, "data.answer_field")}

@@ -1,7 +1,7 @@
-"""Records out of files, one at a time. Owns file formats and their errors; never looks at a field.
+"""Read records from files, one at a time: file formats and their errors. Never interprets a field.
 
-A record that cannot be read is yielded as a BadRecord, for the caller to skip or fail; a file that cannot be read on
-(truncated, not of its form) is a DataError always, because what is missing is unknown.
+An unreadable record is yielded as a BadRecord, which the caller skips or reports. An unreadable rest of a file
+(truncated, wrong format) is always a DataError, because the missing part is unknown.
 """
 
 import gzip
@@ -17,7 +17,7 @@ from actors.data.errors import DataError
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One record: its fields and where it stands ("train.jsonl, line 3" with the full path)."""
+    """One record: its fields and its place ("train.jsonl, line 3" with the full path)."""
 
     fields: dict[str, Any]
     where: str
@@ -25,14 +25,14 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class BadRecord:
-    """One record that cannot be read, and why."""
+    """One unreadable record, and why."""
 
     reason: str
     where: str
 
 
 def read_file(path: Path) -> Iterator[Record | BadRecord]:
-    """The records of one .jsonl, .jsonl.gz, .parquet or .arrow file, in file order."""
+    """Yield the records of one .jsonl, .jsonl.gz, .parquet or .arrow file, in file order."""
     match path.suffix:
         case ".parquet":
             return _read_parquet(path)

@@ -1,8 +1,8 @@
-"""Stop strings as automata that read tokens, so that neither an engine nor the driver decodes text while it samples.
+"""Stop strings as automata over tokens, so that neither an engine nor the driver decodes text while it samples.
 
-Owns which bytes each token of a vocabulary stands for, and the compilation; actors.engine.stopping runs the result.
-What counts is the response's bytes, one token's behind the other's: a string may begin and end inside tokens, and the
-token that completes it is kept whole, as it was sampled. In stop strings special tokens stand for their own text.
+Determines the bytes of each token of a vocabulary, and compiles the automata; actors.engine.stopping runs them.
+Matching uses the response's concatenated bytes: a string may start and end inside tokens, and the token that completes
+it is kept whole, as sampled. In stop strings, special tokens have their own text as bytes.
 """
 
 import hashlib
@@ -18,24 +18,26 @@ from actors.data.tokenizers import Tokenizer
 from contracts.rollout import Marker
 
 KEY = "rollout.sampling.stop_strings"
-_MOST = 1 << 16  # states, and kinds of tokens: a Marker numbers them by uint16
+_MOST = 1 << 16  # limit of states, and of kinds of tokens: a Marker numbers them by uint16
 
 
 def stop_strings(strings: Sequence[str], tokenizer: Tokenizer) -> Marker:
-    """Found as soon as one of `strings` is in a response. DataError if the tokenizer's tokens are not bytes."""
+    """Return a marker that is found as soon as one of `strings` is in a response. Raises DataError if the tokenizer's
+    tokens are not bytes."""
     if not all(strings):
         raise DataError(f"{KEY}: an empty string would end every response at its first token")
     return compile_marker([string.encode() for string in strings], vocabulary_bytes(tokenizer))
 
 
 def compile_marker(patterns: Sequence[bytes], vocabulary: Sequence[bytes]) -> Marker:
-    """`vocabulary[token]`: what the token stands for."""
+    """Compile byte patterns. `vocabulary[token]`: the token's bytes."""
     return marker_over_tokens(_over_bytes(patterns), vocabulary)
 
 
 def marker_over_tokens(automaton: NDArray[np.int64], vocabulary: Sequence[bytes], key: str = KEY) -> Marker:
-    """`automaton`: [S, 256], the state after each byte; the last is final. `vocabulary[token]`: what it stands for.
-    DataError, which names `key`, if there are more states or kinds of tokens than a Marker can number."""
+    """Compile an automaton over bytes to tokens. `automaton`: [S, 256], the state after each byte; the last is final.
+    `vocabulary[token]`: the token's bytes. Raises DataError, which names `key`, if there are more states or kinds of
+    tokens than a Marker can number."""
     _check_size(len(automaton), "states", vocabulary, key)
     moves, rest, kind = _over_tokens(automaton, vocabulary)
     listed = np.flatnonzero(kind != rest).astype(np.int32)
@@ -54,8 +56,8 @@ def _check_size(count: int, what: str, vocabulary: Sequence[bytes], key: str) ->
 
 
 def vocabulary_bytes(tokenizer: Tokenizer, key: str = KEY, *, decoded: bool = False) -> list[bytes]:
-    """What every token stands for, by its id; b"" for ids without a token. `decoded`: in the text that the rewards
-    read, so nothing for special tokens. DataError, which names `key`, if the tokenizer's tokens are not bytes."""
+    """Return every token's bytes, by id; b"" for ids without a token. `decoded`: as in the text that rewards read, so
+    b"" for special tokens. Raises DataError, which names `key`, if the tokenizer's tokens are not bytes."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     decoder = json.loads(backend.to_str()).get("decoder") if backend is not None else None
     kinds = _kinds(decoder)
@@ -82,12 +84,12 @@ def vocabulary_bytes(tokenizer: Tokenizer, key: str = KEY, *, decoded: bool = Fa
 
 
 def special_tokens(tokenizer: Tokenizer) -> dict[int, str]:
-    """The tokens that are no part of a decoded response (skip_special_tokens), by their ids."""
+    """Return the tokens that are no part of a decoded response (skip_special_tokens), by their ids."""
     return {int(i): str(token.content) for i, token in tokenizer.added_tokens_decoder.items() if token.special}
 
 
 def _kinds(decoder: object) -> set[str]:
-    """The types of a tokenizers decoder and of those that it is made of."""
+    """Return the types of a tokenizer's decoder and of its parts."""
     if not isinstance(decoder, dict):
         return set()
     inner: set[str] = set().union(*(_kinds(part) for part in decoder.get("decoders", ())))
@@ -95,8 +97,8 @@ def _kinds(decoder: object) -> set[str]:
 
 
 def _byte_letters() -> dict[str, int]:
-    """How byte-level BPE writes bytes as printable characters (Radford et al., 2019): those of Latin-1 that can be
-    printed stand for themselves, the others for the characters from U+0100 on, in order."""
+    """Return the printable characters by which byte-level BPE writes bytes (Radford et al., 2019): printable Latin-1
+    characters for themselves, the characters from U+0100 on for the others, in order."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     letters = {chr(byte): byte for byte in printable}
     others = [byte for byte in range(0x100) if byte not in printable]
@@ -114,7 +116,8 @@ def _sentencepiece(token: str) -> bytes:
 
 
 def _over_bytes(patterns: Sequence[bytes]) -> NDArray[np.int64]:
-    """[S, 256]: an automaton (Aho and Corasick, 1975) whose last state is reached with the first complete pattern."""
+    """Return [S, 256]: an automaton (Aho and Corasick, 1975) whose last state is reached with the first complete
+    pattern."""
     if not patterns or not all(patterns):
         raise ValueError("a stop string must not be empty")
     prefixes = sorted({p[:n] for p in patterns for n in range(len(p))}, key=lambda p: (len(p), p))
@@ -136,7 +139,7 @@ def _over_bytes(patterns: Sequence[bytes]) -> NDArray[np.int64]:
 def _over_tokens(
     automaton: NDArray[np.int64], vocabulary: Sequence[bytes]
 ) -> tuple[NDArray[np.uint16], int, NDArray[np.int64]]:
-    """([K, S]: what tokens do to the states, each kind once; the kind of most of them; [V]: each token's kind)."""
+    """Return ([K, S]: state transitions of each kind of token; the most frequent kind; [V]: each token's kind)."""
     table, begin = automaton.astype(np.uint16), np.arange(len(automaton), dtype=np.uint16)
     number: dict[bytes, int] = {}
     kinds: list[NDArray[np.uint16]] = []

@@ -1,5 +1,5 @@
-"""How often prompts were solved before: by a field of the record, or by an evaluation's eval_prompts.jsonl. Owns the
-`data.success` section's meaning."""
+"""Earlier success rates of prompts: from a field of the record, or from an evaluation's eval_prompts.jsonl
+(`data.success`)."""
 
 import json
 from collections.abc import Mapping
@@ -17,13 +17,13 @@ NOTHING = SuccessOptions()
 
 @dataclass(frozen=True, slots=True)
 class SuccessRates:
-    """Success rates by prompt. Without options nothing is known, and every prompt is wanted."""
+    """Success rates by prompt. Without options no rate is known, and every prompt is used."""
 
     options: SuccessOptions = NOTHING
     by_uid: Mapping[str, float] = field(default_factory=dict)
 
     def of(self, fields: Mapping[str, Any], uid: str) -> float | None:
-        """None: not known. BadPromptError if the record's field is no rate."""
+        """Return the prompt's rate; None: unknown. Raises BadPromptError if the record's field is no rate."""
         if self.options.file is not None:
             return self.by_uid.get(uid)
         if self.options.field is None:
@@ -36,13 +36,13 @@ class SuccessRates:
         return float(value)
 
     def wanted(self, rate: float | None) -> bool:
-        """A prompt of which nothing is known is."""
+        """Return whether to use a prompt with this rate; unknown rates are used."""
         return rate is None or self.options.min <= rate <= self.options.max
 
 
 def rates(options: SuccessOptions) -> SuccessRates:
-    """DataError if the file is missing, or no eval_prompts.jsonl. Of a prompt that occurs more than once the last line
-    counts: the latest evaluation."""
+    """Load the rates. Raises DataError if the file is missing, or no eval_prompts.jsonl. The last line of a prompt
+    applies: its latest evaluation."""
     if options.file is None:
         return SuccessRates(options)
     path, found = Path(options.file).expanduser(), dict[str, float]()

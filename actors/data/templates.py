@@ -1,8 +1,8 @@
-"""From a prompt field to text and tokens. Owns chat and plain templates; never reads a file.
+"""Convert a prompt field to text and tokens, by chat and plain templates. Never reads a file.
 
-`chat` renders the tokenizer's chat template (or `data.chat_template`) with the generation prompt; `plain` takes the
-text as it is, with the special tokens that the tokenizer puts before a text. Of an episode the template says what
-stands between two turns of the model.
+`chat` renders the tokenizer's chat template (or `data.chat_template`) with the generation prompt; `plain` uses the text
+itself, with the special tokens that the tokenizer puts before a text. In an episode, the template also gives the text
+between two turns of the model.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,12 +22,12 @@ _PROBE = "a prompt, to see that the template works before the data is read"
 
 
 class BadPromptError(Exception):
-    """This prompt field cannot be rendered; the fault of one record."""
+    """This prompt field cannot be rendered: one record is at fault."""
 
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """Renders prompts. Made by `make_template`, which checks that it can."""
+    """Renders prompts. `make_template` makes it and checks that it works."""
 
     tokenizer: Tokenizer
     chat: bool
@@ -37,8 +37,8 @@ class Template:
     arguments: Mapping[str, Any] = field(default_factory=dict)  # further variables of the chat template
 
     def render(self, prompt: Any, observed: Sequence[Mapping[str, str]] = ()) -> str:
-        """Text of a prompt field: a string, or for chat a list of {"role", "content"} messages; behind it what was
-        `observed` before the first turn."""
+        """Return the text of a prompt field: a string, or for chat a list of {"role", "content"} messages; then the
+        messages `observed` before the first turn."""
         if not self.chat:
             if not isinstance(prompt, str):
                 raise BadPromptError(f"data.template=plain needs text, not {_name(prompt)}; use data.template=chat")
@@ -55,7 +55,7 @@ class Template:
         tokens = list(self.tokenizer.encode(text, add_special_tokens=not self.chat))
         eos = self.tokenizer.eos_token_id
         if not self.chat and tokens and tokens[-1] == eos and not text.endswith(self.tokenizer.eos_token):
-            tokens.pop()  # put there by the tokenizer: a response could not begin after the end
+            tokens.pop()  # added by the tokenizer: a response cannot begin after the end
         return np.asarray(tokens, dtype=np.int32)
 
     def encode_response(self, text: str) -> NDArray[np.int32]:
@@ -64,8 +64,8 @@ class Template:
         return np.asarray([*tokens, self.tokenizer.eos_token_id], dtype=np.int32)
 
     def between(self, observed: Sequence[Mapping[str, str]]) -> str:
-        """What stands behind a turn of the model and before its next one, when this was observed: for chat from the end
-        of its message on. Raises BadPromptError: the template does not render it."""
+        """Return the text between a turn of the model and its next one, with these observations; for chat from the end
+        of its message on. Raises BadPromptError if the template does not render it."""
         if not self.chat:
             return "".join(_plain(message) for message in observed)
         said = "what the model said"
@@ -76,12 +76,13 @@ class Template:
         return behind
 
     def encode_between(self, observed: Sequence[Mapping[str, str]], last_token: int) -> NDArray[np.int32]:
-        """Tokens of `between`, int32 [C], behind a turn that ended with `last_token`, which is not said twice."""
+        """Return the tokens of `between`, int32 [C], behind a turn that ended with `last_token`, which is not
+        repeated."""
         tokens = self.tokenizer.encode(self.between(observed), add_special_tokens=False)
         return np.asarray(tokens[1:] if self.chat and tokens and tokens[0] == last_token else tokens, dtype=np.int32)
 
     def turn_end(self) -> int | None:
-        """The special token behind an assistant's message; None for plain, and where the template has none."""
+        """Return the special token behind an assistant's message; None for plain, or if the template has none."""
         if not self.chat:
             return None
         said = "an answer"
@@ -114,13 +115,13 @@ class Template:
 
     @property
     def source(self) -> str:
-        """Where the chat template is from, in words."""
+        """The source of the chat template, for messages."""
         return "data.chat_template" if self.chat_template is not None else "the tokenizer's"
 
 
 def make_template(options: DataOptions, tokenizer: Tokenizer, tools: Sequence[dict[str, Any]] = ()) -> Template:
-    """The template of a `data:` section; DataError if the tokenizer has none where one is needed. `tools`: schemas that
-    a chat template is told."""
+    """Make the template of a `data:` section. Raises DataError if the tokenizer has none and one is needed. `tools`:
+    schemas for the chat template."""
     if options.template == "plain":
         if options.system_prompt is not None:
             raise DataError("data.system_prompt needs data.template=chat: a plain prompt has no system message")
@@ -186,7 +187,7 @@ def _messages(prompt: Any) -> list[dict[str, str]]:
 
 
 def _plain(message: Mapping[str, str]) -> str:
-    """A message without a template: a tool's answer in Hermes' tags, anything else as it is."""
+    """Return a message without a template: a tool's answer in Hermes' tags, any other text unchanged."""
     text = message["content"]
     return f"\n<tool_response>\n{text}\n</tool_response>\n" if message["role"] == "tool" else text
 

@@ -1,4 +1,4 @@
-"""Tokenizers from local folders. Owns loading, and the check that a tokenizer fits its model; never downloads."""
+"""Load tokenizers from local folders, and check that a tokenizer fits its model. Never downloads."""
 
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ Tokenizer = Any  # transformers.PreTrainedTokenizerBase; transformers is importe
 
 
 def load_tokenizer(path: str) -> Tokenizer:
-    """The Hugging Face tokenizer of a local folder (model.tokenizer, default model.path)."""
+    """Return the Hugging Face tokenizer of a local folder (model.tokenizer, default model.path)."""
     folder = Path(path).expanduser()
     if not folder.is_dir():
         raise DataError(
@@ -23,7 +23,7 @@ def load_tokenizer(path: str) -> Tokenizer:
         f"model.tokenizer: no tokenizer can be loaded from {folder.absolute()} (it holds {held}); it "
         "needs tokenizer.json and tokenizer_config.json"
     )
-    # transformers makes an empty tokenizer out of a lone config.json, without a word.
+    # transformers silently makes an empty tokenizer from a lone config.json
     if not any(name.endswith(_VOCABULARIES) for name in present):
         raise DataError(unusable)
     from transformers import AutoTokenizer
@@ -41,9 +41,9 @@ def load_tokenizer(path: str) -> Tokenizer:
 
 
 def check_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> None:
-    """DataError if the tokenizer has ids that the model (vocab_size of its config.json) has no embedding for.
+    """Raise DataError if the tokenizer has ids without an embedding in the model (vocab_size of its config.json).
 
-    A model with more embeddings than tokens is fine: vocabularies are padded to round numbers.
+    More embeddings than tokens are fine: vocabularies are padded to round numbers.
     """
     largest = max(tokenizer.get_vocab().values())
     if largest >= vocab_size:

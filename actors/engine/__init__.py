@@ -1,1 +1,1 @@
-"""Rollout engines: what backends share (batch), the process around one (process, child), and native and vllm."""
+"""Rollout engines: the code shared by backends (batch), the child process (process, child), and native and vllm."""

@@ -1,7 +1,7 @@
-"""What an engine knows of its passes: which of the calibrations that it was handed is its own, and what it tells.
+"""An engine's calibration: how it finds its own among those given, and what it reports about its passes.
 
-Owns the names by which calibrations are found, and when there is news for the driver. Measures and predicts nothing
-(`policies.calibration` does). Imports torch only to name a device.
+Defines the names by which calibrations are found, and when the driver receives news. `policies.calibration` measures
+and predicts. Imports torch only to name a device.
 """
 
 import hashlib
@@ -27,11 +27,11 @@ REFINED_S = 5.0  # after so long what was learned is told again, when the engine
 DRIFT_RATIO = 1.4  # by which passes must have become slower or faster, against what was said last ...
 DRIFT_STEPS, DRIFT_S = 64, 2.0  # ... for at least so many steps and so long, to be worth a word
 _SPREAD = 0.7
-_NO_SHAPE = ("_token_id", "_token_ids", "max_position_embeddings")  # whole numbers of a config.json that cost nothing
+_NO_SHAPE = ("_token_id", "_token_ids", "max_position_embeddings")  # integers of a config.json that do not affect cost
 
 
 def model_shape(path: str | Path) -> str:
-    """What a pass of the model in that directory computes, in words: equal for equal networks, trained or not.
+    """Return a description of the model's shape: equal for equal networks, trained or not.
 
     Raises ModelConfigError."""
     raw = read_config(path)
@@ -53,7 +53,7 @@ def model_shape(path: str | Path) -> str:
 
 
 def _any_shape(raw: Mapping[str, Any]) -> str:
-    """Of an architecture that is not ours: everything in its config.json that may be a size."""
+    """Describe an unsupported architecture: hash everything in its config.json that may be a size."""
     sizes = {
         name: value for name, value in raw.items() if isinstance(value, int | dict) and not name.endswith(_NO_SHAPE)
     }
@@ -63,12 +63,13 @@ def _any_shape(raw: Mapping[str, Any]) -> str:
 
 
 def precision_name(dtype: str, quantization: str) -> str:
-    """`float32`, `float32 w8a8`."""
+    """Return the precision's name: `float32`, `float32 w8a8`."""
     return dtype if quantization == "none" else f"{dtype} {quantization}"
 
 
 def device_name(device: str, options: EngineOptions, engine: str = "") -> str:
-    """What computes in this process: processor, kernels and threads, or GPU; and the engine, where it is not ours."""
+    """Return what computes in this process: processor, kernels and threads, or GPU; and the engine, if it is not
+    ours."""
     import torch
 
     ranks = options.tensor_parallel or 1
@@ -102,7 +103,7 @@ def _level() -> str:
 def calibration_key(
     model: ModelOptions, options: EngineOptions, quantization: Quantization, device: str, engine: str = ""
 ) -> CalibrationKey:
-    """Key of such an engine in this process on `device`, cpu or cuda. Raises ModelConfigError."""
+    """Return the key of such an engine in this process on `device`, cpu or cuda. Raises ModelConfigError."""
     return CalibrationKey(
         model=model_shape(model.path),
         precision=precision_name(model.dtype, quantization),
@@ -111,10 +112,10 @@ def calibration_key(
 
 
 def calibrated(start: Start, device: str, engine: str = "") -> tuple[CostModel, "PassNews"]:
-    """What the engine that `start` asks for knows of its passes, in this process on `device`, cpu or cuda, and what the
-    driver hears of them. `engine`: its name and release, where it is not ours.
+    """Return the cost model of the engine that `start` describes, and its reports to the driver.
 
-    Raises ModelConfigError, and ValueError where a calibration was demanded and it is another engine's.
+    For this process on `device`, cpu or cuda. `engine`: its name and release, if it is not ours. Raises
+    ModelConfigError, and ValueError if a calibration was required and is another engine's.
     """
     key = calibration_key(start.model, start.options, start.quantization, device, engine)
     if start.pace is not None:
@@ -125,7 +126,8 @@ def calibrated(start: Start, device: str, engine: str = "") -> tuple[CostModel, 
 
 
 def free_rows(device: str, pace: Pace | None) -> FreeRows | None:
-    """What is known of a pass's rows before one was measured, on `device`, cpu or cuda, or on the one that is paced to.
+    """Return the prior for the rows of a pass, before any measurement, on `device` or on the device that is paced to.
+
     None on processors, which differ too much."""
     if pace is None and device != "cuda":
         return None
@@ -136,7 +138,8 @@ def free_rows(device: str, pace: Pace | None) -> FreeRows | None:
 
 
 def own_calibration(start: Start, key: CalibrationKey) -> Calibration | None:
-    """That of `key` among those that the engine was handed. ValueError: one was demanded, and it is another's."""
+    """Return the calibration of `key` among the given ones. Raises ValueError if one was required and is another
+    engine's."""
     for calibration in start.calibrations:
         if calibration.key == key:
             return calibration
@@ -150,20 +153,20 @@ def own_calibration(start: Start, key: CalibrationKey) -> Calibration | None:
 
 
 class PassNews:
-    """What the driver hears of one engine's passes, whenever a window of its telemetry ends."""
+    """Reports about one engine's passes, made whenever a window of its telemetry ends."""
 
     def __init__(self, costs: CostModel, key: CalibrationKey, calibration: Calibration | None) -> None:
-        """calibration: with which `costs` began."""
+        """calibration: the initial one of `costs`."""
         self._costs, self._key, self._calibrated = costs, key, calibration is not None
         passes = 0 if calibration is None else len(calibration.passes)
         self._first: PassEvent | None = PassesKnown(key, passes)
         self._steps = 0
         self._told_steps, self._told_s = 0, 0.0
         self._said = 1.0
-        self._away_steps, self._away_s = 0, 0.0  # since when, and for how many steps, it is another factor
+        self._away_steps, self._away_s = 0, 0.0  # steps since, and time when, the factor changed
 
     def after_window(self, window: EngineWindow, *, idle: bool) -> list[PassEvent]:
-        """`idle`: nothing is left to do."""
+        """Return new reports. `idle`: no work is left."""
         self._steps += window.engine_steps
         found: list[PassEvent] = []
         if self._first is not None:
@@ -171,7 +174,7 @@ class PassNews:
             self._first, self._told_s = None, window.end_s
         if self._calibrated and (drifted := self._drifted(window)) is not None:
             found.append(drifted)
-        # The first steps say most: while there are few, they are told of more often.
+        # The first steps are the most informative: early reports are more frequent.
         if idle and (self._steps >= 2 * self._told_steps or window.end_s - self._told_s >= REFINED_S):
             self._told_steps, self._told_s = self._steps, window.end_s
             refined = self._costs.refined(self._key)

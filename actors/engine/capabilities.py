@@ -1,9 +1,7 @@
-"""What each engine backend can do. Owns facts that hold for a backend on every machine.
+"""Capabilities of each engine backend, independent of the machine.
 
-Whoever plans reads them before anything is started (`launch.config.check`), and the contract suite holds each engine to
-them (tests/engine/contract.py).
-
-A field is here because someone reads it. No torch, no backend is imported.
+Planning reads them before anything starts (`launch.config.check`), and the contract suite tests each engine against
+them (tests/engine/contract.py). Every field has a reader. No torch, no backend is imported.
 """
 
 import math
@@ -17,27 +15,27 @@ from config.tree import Config
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """Without any of the fields: an engine that decodes plainly on one device."""
+    """An engine's capabilities. The defaults describe one that decodes plainly on one device."""
 
-    drafters: Collection[str] = ()  # that it can draft with, as named in rollout.speculation.strategies
-    own_drafters: bool = False  # and with those of a user (rollout.speculation.drafters)
+    drafters: Collection[str] = ()  # its drafters, as named in rollout.speculation.strategies
+    own_drafters: bool = False  # also those of a user (rollout.speculation.drafters)
     trees: bool = False  # drafts may branch
-    hidden_states: bool = False  # it records what drafters are trained on while it decodes
-    # It can keep model.batch_invariant: no token depends on who samples or finishes it, and drafts are verified by the
-    # very draws of plain decoding (rollout.speculation.verification: coupled)
+    hidden_states: bool = False  # it records drafter training data while it decodes
+    # It supports model.batch_invariant: no token depends on the worker that samples it, and drafts are verified by the
+    # exact draws of plain decoding (rollout.speculation.verification: coupled)
     batch_invariant: bool = False
-    early_text: bool = False  # it checks text that was sampled with older weights (Request.early), and changes no token
-    logprobs_t1: bool = False  # log-probs of softmax(logits) come with those of the sampling distribution
-    # It computes with the learner's own network: their log-probs agree up to rounding at most, whatever the dtype
+    early_text: bool = False  # it verifies text sampled with older weights (Request.early), and changes no token
+    logprobs_t1: bool = False  # log-probs of softmax(logits) are returned too
+    # It runs the learner's own network: log-probs agree up to rounding, for every dtype
     learner_network: bool = False
-    most_ranks: int = 1  # that one engine's model can be spread over (rollout.engine.tensor_parallel)
-    ranks_on_cpu: bool = False  # those may be processes without GPUs
+    most_ranks: int = 1  # most ranks of one engine (rollout.engine.tensor_parallel)
+    ranks_on_cpu: bool = False  # ranks may be processes without GPUs
     lends_cache: bool = False  # a copy of its full-precision model can draft over its KV cache
-    formats: Collection[str] = ()  # of low-bit weights that it computes with (rollout.quantization)
-    # New weights decide what it computes with: a low-bit engine that is handed full precision computes in that
+    formats: Collection[str] = ()  # supported formats of low-bit weights (rollout.quantization)
+    # New weights determine its precision: a low-bit engine that receives full precision computes in that
     follows_weights: bool = False
-    adapters: bool = False  # it merges adapters by itself (learner.lora); others get what they make of the weights
-    pieces: bool = False  # it takes new weights piece by piece from the learner's devices
+    adapters: bool = False  # it merges adapters itself (learner.lora); other engines receive merged weights
+    pieces: bool = False  # it receives new weights piece by piece from the learner's devices
     max_temperature: float = math.inf
 
 
@@ -69,8 +67,10 @@ BACKENDS: Mapping[str, Capabilities] = {"native": NATIVE, "vllm": VLLM}  # by ro
 
 
 def capabilities_of(config: Config) -> Capabilities:
-    """What the engines of this configuration can do. Ours over several ranks holds no matrix and no head of keys whole:
-    it neither rounds nor merges weights, and lends no cache."""
+    """Return the capabilities of this configuration's engines.
+
+    A native engine over several ranks holds no whole matrix and no whole key head: it neither rounds nor merges
+    weights, and lends no cache."""
     backend = config.rollout.engine.backend
     can = BACKENDS[backend]
     if backend != "native" or config.engine_ranks == 1:
@@ -80,6 +80,6 @@ def capabilities_of(config: Config) -> Capabilities:
 
 
 def engine_name(config: Config) -> str:
-    """For messages: `native engine`, `native engine over 2 ranks`."""
+    """Return the engine's name for messages: `native engine`, `native engine over 2 ranks`."""
     ranks = config.engine_ranks
     return f"{config.rollout.engine.backend} engine" + (f" over {ranks} ranks" if ranks > 1 else "")

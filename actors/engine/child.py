@@ -1,4 +1,4 @@
-"""A rollout engine in a child process: the child's end. Owns the loop around a core, and knows no backend.
+"""The child's end of a rollout engine in a child process: the loop around a core, independent of the backend.
 
 A thread takes commands off the socket; the main thread applies them between engine steps and sends events after each
 step.
@@ -23,7 +23,7 @@ def main() -> None:
 
 
 def _build(start: wire.Start) -> EngineCore:
-    # An engine on a GPU only feeds it, and needs its core the moment the GPU is done.
+    # An engine on a GPU only feeds it, and must run at once when the GPU is done.
     if not _on_gpu(start.options.device):
         with suppress(OSError):
             os.nice(start.niceness)
@@ -31,7 +31,7 @@ def _build(start: wire.Start) -> EngineCore:
 
 
 def _on_gpu(device: str, control: Path = Path("/dev/nvidiactl")) -> bool:
-    """Whether the engine will run on a GPU, found out without torch."""
+    """Return whether the engine will run on a GPU, without importing torch."""
     if device != "auto":
         return device == "cuda"
     return control.exists() and os.environ.get("CUDA_VISIBLE_DEVICES", "all") not in ("", "-1")

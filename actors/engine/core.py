@@ -15,28 +15,29 @@ from contracts.rollout import EngineAnswer, Event
 
 
 class EngineCore(Protocol):
-    """What the child's loop drives, on one thread: commands while there is no step, one step while there is work.
+    """The engine inside the child's loop, on one thread: commands between steps, one step while there is work.
 
-    tests/engine/contract.py says in tests what every core keeps.
+    tests/engine/contract.py tests every core against this protocol.
     """
 
     @property
     def has_work(self) -> bool:
-        """True while `step` has something to do or to tell."""
+        """Whether `step` has work to do or events to report."""
 
     def apply(self, command: EngineCommand, memory: NDArray[np.uint8] | None) -> EngineAnswer | None:
-        """Obey. The answer, where the command has one. `memory` is what travelled beside the command, and may be kept.
-        What is raised ends the engine."""
+        """Execute a command and return its answer, if it has one. An exception ends the engine.
+
+        `memory` is the data sent with the command, and may be kept."""
 
     def step(self) -> list[Event]:
-        """Do a little, milliseconds if it can be helped; what happened since the last call."""
+        """Do a small unit of work, preferably milliseconds; return the events since the last call."""
 
     def close(self) -> None:
-        """Let go of what would outlive this process. Idempotent."""
+        """Release resources that would outlive this process. Idempotent."""
 
 
 def build_core(start: Start) -> EngineCore:
-    """Raises whatever keeps the backend from starting."""
+    """Build the core of the configured backend. Raises whatever keeps it from starting."""
     match start.options.backend:
         case "native":
             from actors.engine.native.core import build

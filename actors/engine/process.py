@@ -1,5 +1,5 @@
-"""A rollout engine in a child process: the parent's end. Owns the child's life and nothing of what it is told; never
-imports torch, so that the supervisor that calls it stays small and answers while the child computes."""
+"""The parent's end of a rollout engine in a child process. Manages the child's life; never imports torch, so that its
+supervisor stays small and responsive while the child computes."""
 
 from collections.abc import Mapping, Sequence
 
@@ -95,7 +95,7 @@ class RolloutEngine:
         module: str = f"{__package__}.child",
         environment: Mapping[str, str] = NOTHING,
     ) -> None:
-        """`module`: what the child runs, `actors.engine.child.serve` of a core that it makes of `start`."""
+        """`module`: run by the child; it calls `actors.engine.child.serve` with a core made from `start`."""
         self.name = name
         self._child = ChildProcess(module, start, name, died=EngineDiedError, environment=dict(environment))
 
@@ -104,7 +104,7 @@ class RolloutEngine:
         return self._child.pid
 
     def wait_until_ready(self, timeout_s: float) -> None:
-        """Raises EngineStartError if the child fails first, or is not ready in time; nothing of it is left then."""
+        """Wait for the child. Raises EngineStartError if it fails first, or is not ready in time; it is killed then."""
         try:
             (first,) = self._child.first(timeout_s)
             if not isinstance(first, wire.Ready):
@@ -125,5 +125,5 @@ class RolloutEngine:
         return [event for events in self._child.poll(timeout_s) for event in events]
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """End the child: asked first, killed after `timeout_s`. Idempotent."""
+        """End the child: first by request, then by kill after `timeout_s`. Idempotent."""
         self._child.close(timeout_s)

@@ -1,6 +1,6 @@
-"""Finished rollouts on their way from the driver to the engines that did not make them: one memory for all.
+"""Finished rollouts, sent from the driver to the engines that did not make them: one memory for all.
 
-Knows nothing of drafters, which learn from them.
+Independent of the drafters that use them.
 """
 
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ from contracts.rollout import IntArray
 
 @dataclass(frozen=True, slots=True)
 class SharedRollout:
-    """`made_by`: the index of the worker that sampled it."""
+    """One rollout. `made_by`: the index of the worker that sampled it."""
 
     prompt: IntArray
     response: IntArray
@@ -26,11 +26,11 @@ _CODEC = Codec(SharedRollout)
 
 
 def pack(rollouts: Iterable[tuple[IntArray, IntArray, int]]) -> NDArray[np.uint8]:
-    """From (prompt tokens, response tokens, index of the worker that sampled it) of each."""
+    """Pack rollouts of (prompt tokens, response tokens, index of the worker that sampled it)."""
     return to_bytes(_CODEC.pack([SharedRollout(*given) for given in rollouts]))
 
 
 def unpack(memory: NDArray[np.uint8], without: int) -> tuple[list[IntArray], list[IntArray]]:
-    """Prompts and responses that worker `without` did not sample; views of the memory."""
+    """Return prompts and responses that worker `without` did not sample; views of the memory."""
     others = [rollout for rollout in _CODEC.unpack(from_bytes(memory)) if rollout.made_by != without]
     return [rollout.prompt for rollout in others], [rollout.response for rollout in others]

@@ -1,12 +1,12 @@
-"""When a response ends, as a function of its tokens: one law for engines, for requests that come with a prefix, and for
-the driver, so that a response ends at the same token wherever it is sampled or taken up again. No torch, no state.
+"""When a response ends, as a function of its tokens. Engines, requests with a prefix, and the driver share these rules,
+so a response ends at the same token wherever it is sampled or continued. No torch, no state.
 
-A response ends with the first token at which one of these holds; of two at the same token the first in this order:
+A response ends with the first token at which one of these holds; at the same token, the first in this order applies:
 
   STOP      it is a stop token, or it completes one of the rule's stop strings
-  ANSWERED  the answer was complete `grace_tokens` ago, or will have been by `poll_from_tokens`
-  LENGTH    it is the last that there is room for
-  GIVEN_UP  it is number `give_up_at_tokens`, the answer is not complete, and the coin says so
+  ANSWERED  the answer was found at least `grace_tokens` ago, counted from `poll_from_tokens` at the earliest
+  LENGTH    it is the last token that fits
+  GIVEN_UP  it is number `give_up_at_tokens`, the answer is not complete, and the random draw decides so
 """
 
 from dataclasses import dataclass
@@ -33,15 +33,15 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Number of tokens with which each marker of a rule was complete; NOWHERE: not yet."""
+    """Number of tokens that completed each marker of a rule; NOWHERE: not complete."""
 
     strings: int = NOWHERE
     answer: int = NOWHERE
 
 
 def find_end(request: Request, tokens: NDArray[np.int32], max_tokens: int) -> End | None:
-    """How a response that begins with `tokens` ended within them; None if it did not. `max_tokens`: of a response, at
-    most sampling.max_new_tokens."""
+    """Return how a response that starts with `tokens` ended within them; None if it did not. `max_tokens`: limit of the
+    response, at most sampling.max_new_tokens."""
     stops = np.flatnonzero(np.isin(tokens, request.sampling.stop_token_ids))
     natural = End(int(stops[0]) + 1, FinishReason.STOP) if len(stops) else None
     if len(tokens) >= max_tokens and (natural is None or natural.tokens > max_tokens):
@@ -54,7 +54,7 @@ def find_end(request: Request, tokens: NDArray[np.int32], max_tokens: int) -> En
 
 
 def end_by_rule(rule: StopRule, noise_key: int, found: Found, tokens: int, natural: End | None) -> End | None:
-    """The first end within `tokens` tokens, of which `natural` is that by a stop token or by length."""
+    """Return the first end within `tokens` tokens; `natural` is the end by a stop token or by length."""
     ends = [] if natural is None else [natural]
     if found.strings <= tokens:
         ends.append(End(found.strings, FinishReason.STOP))
@@ -62,7 +62,7 @@ def end_by_rule(rule: StopRule, noise_key: int, found: Found, tokens: int, natur
     if answered <= tokens:
         ends.append(End(answered, FinishReason.ANSWERED))
     limit = rule.give_up_at_tokens
-    doubted = limit is not None and limit < found.answer  # here the coin decides
+    doubted = limit is not None and limit < found.answer  # here the random draw decides
     if limit is not None and doubted and limit <= tokens and not kept(rule, noise_key):
         ends.append(End(limit, FinishReason.GIVEN_UP))
     if not ends:
@@ -73,30 +73,30 @@ def end_by_rule(rule: StopRule, noise_key: int, found: Found, tokens: int, natur
 
 
 def kept(rule: StopRule, noise_key: int) -> bool:
-    """The coin of a request: of a stream of its own, so independent of its tokens and of every other choice."""
+    """Return the request's random decision to continue. Its stream is independent of tokens and of all other draws."""
     return _coin(noise_key) < rule.keep
 
 
 @lru_cache(maxsize=1024)
 def _coin(noise_key: int) -> float:
-    """Asked two or three times in a row, and it costs as much as all else that is done for a response's rule."""
+    """Cached: it is called two or three times in a row, and costs as much as the rest of a response's rule."""
     return uniform(noise_key, KEEP)
 
 
 def rows_of(marker: Marker, vocab_size: int) -> NDArray[np.int32]:
-    """[vocab_size]: the row of `table_of` that a token has."""
+    """Return [vocab_size]: each token's row of `table_of`."""
     rows = np.full(vocab_size, len(marker.moves), np.int32)
     rows[marker.tokens] = marker.kinds
     return rows
 
 
 def table_of(marker: Marker) -> NDArray[np.uint16]:
-    """[K + 1, S]: the state after a token of each kind."""
+    """Return [K + 1, S]: the state after a token of each kind."""
     return np.concatenate((marker.moves, marker.rest[None]))
 
 
 def run(marker: Marker, tokens: NDArray[np.int32], state: int = 0) -> tuple[int, int]:
-    """(state after `tokens`; how many of them completed the marker, NOWHERE if they did not)."""
+    """Return (state after `tokens`, number of tokens that completed the marker or NOWHERE)."""
     last = len(marker.rest) - 1
     places = np.searchsorted(marker.tokens, tokens)
     known = places < len(marker.tokens)

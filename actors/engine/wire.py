@@ -1,4 +1,4 @@
-"""What passes between a process engine and its child beside commands and events: how the child starts. Plain data."""
+"""Start messages between a process engine and its child, besides commands and events. Plain data."""
 
 from dataclasses import dataclass
 

@@ -1,2 +1,1 @@
-"""Environments: what answers a model's turns. A user's class or tools, played in child processes; knows nothing of
-Ray."""
+"""Environments, which respond to a model's turns: a user's class or tools, run in child processes. No Ray."""

@@ -1,9 +1,8 @@
-"""What an environment's process does (`actors.processes.user_main` runs it): plays episodes with the user's code.
-Light, so that it starts fast.
+"""Child process of an environment, run by `actors.processes.user_main`: plays episodes with the user's code. It imports
+little, so that it starts fast.
 
-Its lines are what it is ready with, then for each call that user code begins to run, and its answer; if it ends by an
-error, that is its last line. Coroutines of different episodes run side by side; a plain `reset` or `step` has the
-process to itself.
+Its output lines are: its setup, then for each call the start of user code, and the answer; a fatal error is its last
+line. Coroutines of different episodes run concurrently; a plain `reset` or `step` blocks the process.
 """
 
 import asyncio
@@ -22,15 +21,15 @@ if TYPE_CHECKING:
 
 
 class EpisodeServer:
-    """Plays the episodes of one round after the other."""
+    """Plays episodes, of one round at a time."""
 
     def __init__(self, make: Callable[[], Any], parent: "Parent") -> None:
         self._make, self._parent = make, parent
         self._round = -1
-        self._live: dict[int, tuple[Any, int]] = {}  # by episode: its environment, and how many actions it has heard
+        self._live: dict[int, tuple[Any, int]] = {}  # by episode: environment, number of actions received
 
     async def play(self, call: dict[str, Any]) -> None:
-        """Answer one call. What user code raises is an answer too, whatever it is."""
+        """Answer one call. Any exception of user code becomes an answer too."""
         number = call["id"]
         if call["round"] != self._round:
             self._round = call["round"]
@@ -38,14 +37,14 @@ class EpisodeServer:
                 await self._end(episode, number)
         try:
             said = await self._advance(call)
-        except BaseException as error:  # nobody but user code cancels this task
+        except BaseException as error:  # only user code can cancel this task
             await self._end(call["episode"], number)
             self._parent.answer({"id": number, "error": text_of(error), "trace": _trace(error)})
             return
         self._parent.answer({"id": number, **said})
 
     async def _advance(self, call: dict[str, Any]) -> dict[str, Any]:
-        """Play what is missing of the actions; what was said to the last one."""
+        """Play the missing actions; return the response to the last one."""
         actions, episode = call["actions"], call["episode"]
         environment, heard = self._live.pop(episode, (None, 0))
         said: dict[str, Any] = {"done": False}
@@ -87,7 +86,7 @@ async def _value(value: Any) -> Any:
 
 
 def step_of(answer: Any) -> dict[str, Any]:
-    """`(observation, reward, done)` as JSON. Raises TypeError, ValueError: the user's `step` returned something
+    """Return `(observation, reward, done)` as JSON. Raises TypeError, ValueError if the user's `step` returned anything
     else."""
     if not isinstance(answer, tuple) or len(answer) != 3:
         raise TypeError(f"step returned {answer!r:.80}, not (observation, reward, done)")
@@ -98,7 +97,7 @@ def step_of(answer: Any) -> dict[str, Any]:
 
 
 def messages(observation: Any) -> list[dict[str, str]]:
-    """None, a text or messages, as messages."""
+    """Convert None, a text or messages to messages."""
     if observation is None or observation == "":
         return []
     if isinstance(observation, str):
@@ -116,7 +115,7 @@ def text_of(error: BaseException) -> str:
 
 
 def _trace(error: BaseException) -> str | None:
-    """The frames of the user's code, outermost first, with the error; None if there are none."""
+    """Return the frames of the user's code, outermost first, with the error; None if there are none."""
     machinery = (__file__, "<frozen importlib._bootstrap", importlib.__file__)
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(machinery)]
     if not frames:
@@ -136,7 +135,7 @@ def named(place: str) -> Any:
 
 
 def prepare(setup: dict[str, Any]) -> tuple[Callable[[], Any], dict[str, Any]]:
-    """What makes an episode's environment, and what to say of it: the tools' schemas."""
+    """Return a factory of an episode's environment, and the setup to report: the tools' schemas."""
     if not setup["tools"]:
         factory = named(setup["factory"])
         made = factory(**setup["options"])
@@ -152,7 +151,7 @@ def prepare(setup: dict[str, Any]) -> tuple[Callable[[], Any], dict[str, Any]]:
 
 
 async def serve(make: Callable[[], Any], parent: "Parent") -> None:
-    """Until nothing more is asked."""
+    """Play calls until the parent closes its end."""
     loop, calls = asyncio.get_running_loop(), asyncio.Queue[dict[str, Any] | None]()
 
     def read() -> None:
@@ -178,8 +177,8 @@ def main(parent: "Parent", setup: dict[str, Any]) -> None:
     status = 0
     try:
         asyncio.Runner().run(serve(make, parent))
-    except BaseException as error:  # of a task that user code started: it ends the loop
+    except BaseException as error:  # from a task that user code started: it ends the loop
         status = 1
         with contextlib.suppress(OSError):  # it may have closed all descriptors
             parent.answer({"ended": text_of(error), "trace": _trace(error)})
-    os._exit(status)  # at once: no task is cancelled, and nobody waits for the thread that reads
+    os._exit(status)  # at once: no task is cancelled, and the reading thread is not awaited

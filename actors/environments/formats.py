@@ -1,9 +1,9 @@
-"""How a model writes tool calls, by its chat template: what we read, and why another one is refused."""
+"""Supported formats of tool calls in chat templates, and why others are refused."""
 
 
 def format_fault(template: str | None) -> str:
-    """Why calls cannot be read in the format that this chat template asks for; "": they are Hermes'. None: plain text,
-    where Hermes' is the format."""
+    """Return why calls in this chat template's format cannot be read; "": it is Hermes'. None: plain text, with Hermes'
+    format."""
     if template is None:
         return ""
     if "tools" not in template:

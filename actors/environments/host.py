@@ -1,10 +1,9 @@
 """One process of a user's environment, on an event loop: calls in, answers out, many episodes at once. No Ray.
 
-Owns the deadlines and the replacement of the process; its pipes are `actors.processes.user_code`. The process says
-whose code it begins to run: factory, `reset`, `step` or `close`. Where one call hangs, or ends the process, that call
-fails, and the others are asked again of a new process, which plays their episodes up to there. Where several ran side
-by side, they run one after the other first, which shows whose fault it was. A process that writes anything else than
-answers is replaced like one that ends.
+Enforces the deadlines and replaces the process; its pipes are `actors.processes.user_code`. The process reports when it
+runs user code: factory, `reset`, `step` or `close`. If one call hangs or ends the process, that call fails. The others
+are repeated on a new process, which replays their episodes. If several ran concurrently, they first run one by one,
+which shows the faulty one. A process that writes anything but answers is replaced too.
 """
 
 import asyncio
@@ -21,9 +20,9 @@ from config.environments import EnvironmentOptions
 from contracts.environments import EnvironmentAnswer, EnvironmentCall
 
 _SCRIPT = Path(__file__).with_name("child_main.py")
-START_TIMEOUT_S = 120.0  # imports of the user's module on a busy machine
-_END_TIMEOUT_S = 5.0  # from the end of a process's answers to its exit status
-_MAX_LOSSES = 3  # processes that one call may lose
+START_TIMEOUT_S = 120.0  # for imports of the user's module on a busy machine
+_END_TIMEOUT_S = 5.0  # between the end of a process's answers and its exit status
+_MAX_LOSSES = 3  # processes that one call may lose before it fails
 _GARBAGE = "wrote something else than answers to the descriptor of its answers"
 
 
@@ -33,13 +32,13 @@ class EnvironmentStartError(RuntimeError):
 
 @dataclass(slots=True, eq=False)
 class _Open:
-    """A call that is not answered yet."""
+    """A pending call."""
 
     call: EnvironmentCall
     future: "asyncio.Future[EnvironmentAnswer]"
-    alarm: asyncio.TimerHandle | None = None  # of user code that runs now
+    alarm: asyncio.TimerHandle | None = None  # deadline of running user code
     losses: int = 0
-    held: bool = False  # its turn to run alone comes
+    held: bool = False  # it waits for its turn to run alone
 
     def rest(self) -> None:
         if self.alarm is not None:
@@ -62,8 +61,8 @@ class EnvironmentHost:
         self.schemas: list[dict[str, Any]] = []  # of the tools, once it has started
 
     async def play(self, call: EnvironmentCall) -> EnvironmentAnswer:
-        """Bounded by timeout_s for each reset and step that runs, and by `START_TIMEOUT_S`. Never raises: what fails is
-        the answer's `error`."""
+        """Play one call. Bounded by timeout_s for each reset and step, and by `START_TIMEOUT_S`. Never raises: failures
+        are the answer's `error`."""
         number = next(self._ids)
         entry = self._open[number] = _Open(call, asyncio.get_running_loop().create_future())
         try:
@@ -79,7 +78,7 @@ class EnvironmentHost:
             self._open.pop(number, None)
 
     async def start(self) -> None:
-        """Have a process. Raises EnvironmentStartError, with the frames of the user's code."""
+        """Start a process if there is none. Raises EnvironmentStartError, with the frames of the user's code."""
         async with self._starting:
             if self._process is not None:
                 return
@@ -115,7 +114,7 @@ class EnvironmentHost:
             self._process, self._reader = process, asyncio.create_task(self._read(process, lines))
 
     async def close(self) -> None:
-        """End the process; what is open is not answered any more."""
+        """End the process; pending calls stay unanswered."""
         for task in (self._reader, self._one_by_one):
             if task is not None:
                 task.cancel()
@@ -123,18 +122,18 @@ class EnvironmentHost:
             await self._end(self._process)
 
     async def _end(self, process: UserProcess) -> None:
-        """Kill it, if it has not ended, and let go of its pipes."""
+        """Kill the process, if it still runs, and close its pipes."""
         process.kill()
         await asyncio.to_thread(process.wait)
         self._stop(process)
 
     def _stop(self, process: UserProcess) -> None:
-        """The same at once: a killed process ends within milliseconds."""
+        """Same as `_end`, without a thread: a killed process ends within milliseconds."""
         loop = asyncio.get_running_loop()
         for descriptor in (process.answers, process.prints.reader):
             loop.remove_reader(descriptor)
         if self._questions is not None:
-            if not self._questions.is_closing():  # it closes the pipe, by itself where the process has ended
+            if not self._questions.is_closing():  # it closes the pipe, also by itself once the process has ended
                 self._questions.abort()
             self._questions = None
             process.detach()
@@ -155,7 +154,7 @@ class EnvironmentHost:
                 self._questions.write(framed(asked))
 
     async def _read(self, process: UserProcess, lines: "asyncio.Queue[bytes]") -> None:
-        last = ""  # of the process: why it ends
+        last = ""  # the process's reason to end
         try:
             while line := await lines.get():
                 said = json.loads(line)
@@ -170,7 +169,7 @@ class EnvironmentHost:
         await self._lost(last)
 
     def _heard(self, process: UserProcess, said: dict[str, Any]) -> None:
-        """One line of the process. Raises what a line raises that is none of its own."""
+        """Handle one line of the process. Raises various errors for invalid lines."""
         answer = None if "begin" in said else _answer(said)
         entry = self._open.get(said["id"])
         if answer is not None:
@@ -185,7 +184,7 @@ class EnvironmentHost:
             entry.future.set_result(answer)
 
     def _late(self, process: UserProcess, entry: _Open) -> None:
-        """Its code has run for too long, or code of another one beside it that never lets go."""
+        """User code has run too long, or another call's code blocks the process."""
         alone = all(other is entry or other.alarm is None for other in self._open.values())
         if alone and not entry.future.done():
             text = (
@@ -195,8 +194,8 @@ class EnvironmentHost:
         process.kill()
 
     async def _lost(self, how: str) -> None:
-        """The process has ended, `how` is for people. All that is open is asked again, those whose code ran one after
-        the other."""
+        """Handle the end of the process; `how` is for messages. All pending calls are repeated, those with running user
+        code one by one."""
         self._process = None
         rest, ran = dict[int, _Open](), dict[int, _Open]()
         for number, entry in self._open.items():
@@ -237,8 +236,8 @@ class EnvironmentHost:
 
 
 def tool_schemas(options: EnvironmentOptions) -> list[dict[str, Any]]:
-    """Start a process and end it: what chat templates are told of the tools; nothing for a factory. Raises
-    EnvironmentStartError, which says what is wrong with the user's code."""
+    """Return the tools' schemas for chat templates, from a temporary process; [] for a factory. Raises
+    EnvironmentStartError with the fault of the user's code."""
 
     async def ask() -> list[dict[str, Any]]:
         host = EnvironmentHost(options)
@@ -262,7 +261,7 @@ def _with_trace(text: str, trace: str | None) -> str:
 
 
 def _take_answers(process: UserProcess, lines: "asyncio.Queue[bytes]") -> None:
-    """Whole lines, and what is left when they end; then nothing, b""."""
+    """Queue complete lines, at the end the rest, then b""."""
     more = process.read()
     while (line := process.line()) is not None:
         lines.put_nowait(line)

@@ -1,8 +1,8 @@
-"""What chat templates are told of a tool: a JSON schema from the signature, type hints and docstring of its function.
+"""JSON schema of a tool for chat templates, from its function's signature, type hints and docstring.
 
-The form is the one that models are trained with, `transformers.utils.get_json_schema`'s, wherever that accepts the
-function. Where it refuses one (no docstring, an argument that is not described, a type of the user's own) the schema
-says less. Imports nothing of Paceline: it runs in the environment's child.
+The form is the one that models are trained with, that of `transformers.utils.get_json_schema`, wherever that accepts
+the function. Where it refuses (no docstring, an argument without description, a user's own type), the schema has less
+information. Imports nothing of Paceline, because it runs in the environment's child.
 """
 
 import enum
@@ -28,7 +28,7 @@ _CHOICES = re.compile(r"\(choices:\s*(\[.*\])\s*\)$", re.IGNORECASE)
 
 
 def schema(name: str, function: Callable[..., Any]) -> dict[str, Any]:
-    """The tool in OpenAI's form. Raises what reading the type hints raises."""
+    """Return the tool in OpenAI's form. Raises errors from reading the type hints."""
     hints = typing.get_type_hints(function)
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     known = {key: one for key, one in inspect.signature(function).parameters.items() if one.kind not in variadic}
@@ -47,7 +47,7 @@ def schema(name: str, function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def type_of(hint: Any) -> dict[str, Any]:
-    """JSON schema of a type hint; {}: anything, or what JSON cannot say."""
+    """Return the JSON schema of a type hint; {}: any type, or one that JSON cannot express."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin is None:
         if isinstance(hint, type) and issubclass(hint, enum.Enum):
@@ -76,7 +76,7 @@ def _one_of(values: Sequence[Any]) -> dict[str, Any]:
 
 
 def _any_of(kinds: list[dict[str, Any]], *, nullable: bool) -> dict[str, Any]:
-    """Of one kind, of several plain ones, or of some that say more than a type."""
+    """Combine alternatives: a single one, several plain types, or any others."""
     if len(kinds) == 1:
         made = kinds[0]
     elif all(list(kind) == ["type"] and isinstance(kind["type"], str) for kind in kinds):
@@ -88,7 +88,7 @@ def _any_of(kinds: list[dict[str, Any]], *, nullable: bool) -> dict[str, Any]:
 
 
 def _described(kind: dict[str, Any], text: str | None) -> dict[str, Any]:
-    """With its description; `(choices: ["a", "b"])` at the end of that is what it may be."""
+    """Add a description; `(choices: ["a", "b"])` at its end lists the allowed values."""
     if text is None:
         return kind
     if found := _CHOICES.search(text):
@@ -102,7 +102,7 @@ def _described(kind: dict[str, Any], text: str | None) -> dict[str, Any]:
 
 
 def _sections(docstring: str) -> dict[str, list[str]]:
-    """Lines of the description (""), and of the sections of Google's form."""
+    """Return the lines of the description (""), and of the sections in Google's form."""
     found: dict[str, list[str]] = {"": [], "Args": [], "Returns": [], "Raises": []}
     now = ""
     for line in docstring.splitlines():
@@ -113,7 +113,8 @@ def _sections(docstring: str) -> dict[str, list[str]]:
 
 
 def _arguments(lines: Sequence[str]) -> dict[str, str]:
-    """Descriptions by argument; a line that is indented deeper, or begins no other argument, goes on."""
+    """Return descriptions by argument; a line that is indented deeper, or starts no other argument, continues the
+    last."""
     found: dict[str, str] = {}
     depth, last = None, ""
     for line in filter(str.strip, lines):

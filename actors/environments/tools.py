@@ -1,9 +1,9 @@
-"""Tools as an environment: reads calls out of a turn, calls the user's functions, and answers as the role `tool`.
+"""Tools as an environment: reads calls from a turn, calls the user's functions, and answers in the role `tool`.
 
-The format is Hermes', which Qwen's chat templates ask for too: `<tool_call>{"name": ..., "arguments":
-{...}}</tool_call>`, any number of them in a turn. What stands in `<think>...</think>` is no call. A turn without a call
-ends the episode. What the model does wrong, and what a tool raises, it is told. Imports nothing of Paceline: it runs in
-the environment's child.
+The format is Hermes', which Qwen's chat templates use too: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`,
+any number of them in a turn. Text in `<think>...</think>` contains no calls. A turn without a call ends the episode.
+Faulty calls and exceptions of tools are reported to the model. Imports nothing of Paceline, because it runs in the
+environment's child.
 """
 
 import inspect
@@ -13,15 +13,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 _TAG = re.compile("<think>|</think>|<tool_call>")
-_END = re.compile(r"\s*(?:</tool_call>|(?=<tool_call>)|\Z)")  # of a call that is JSON; it need not be closed
+_END = re.compile(r"\s*(?:</tool_call>|(?=<tool_call>)|\Z)")  # end of a call that is JSON; it may be unclosed
 _END_OF_OTHER = re.compile(r"</tool_call>|(?=<tool_call>)|(?=</think>)|\Z")
-_JSON = json.JSONDecoder(strict=False)  # models write line breaks within strings as they are
+_JSON = json.JSONDecoder(strict=False)  # models write raw line breaks in strings
 _FORM = 'error: a call must be JSON like {"name": "...", "arguments": {...}}'
 
 
 def calls_in(text: str) -> list[str]:
-    """What stands in the call tags of a turn behind its thinking, as it was written. A last one need not be closed; a
-    closing tag within a string of the call does not end it."""
+    """Return the contents of a turn's call tags behind its thinking, as written. The last may be unclosed; a closing
+    tag within a string of the call does not end it."""
     calls: list[str] = []
     place = 0
     while (tag := _TAG.search(text, place)) is not None:
@@ -31,7 +31,7 @@ def calls_in(text: str) -> list[str]:
             if end < 0:
                 break
             place = end + len("</think>")
-        elif tag[0] == "</think>":  # the prompt began it
+        elif tag[0] == "</think>":  # the prompt opened it
             calls.clear()
         else:
             end, place = _call_at(text, place)
@@ -40,7 +40,7 @@ def calls_in(text: str) -> list[str]:
 
 
 def _call_at(text: str, begin: int) -> tuple[int, int]:
-    """Where the call that begins there ends, and where what is behind its closing tag begins."""
+    """Return the end of the call that starts there, and the start of the text behind its closing tag."""
     try:
         begin += len(text[begin:]) - len(text[begin:].lstrip())
         end = _JSON.raw_decode(text, begin)[1]
@@ -55,8 +55,8 @@ def _call_at(text: str, begin: int) -> tuple[int, int]:
 
 
 def _read(written: str) -> tuple[str, dict[str, Any]]:
-    """(name, arguments) of a call. `parameters` are arguments too; a JSON text of an object is that object, null is no
-    argument. Raises ValueError, TypeError, KeyError, RecursionError."""
+    """Return (name, arguments) of a call. `parameters` are arguments too; a JSON text of an object is that object, null
+    is no argument. Raises ValueError, TypeError, KeyError, RecursionError."""
     call = _JSON.decode(written)
     arguments = call["arguments"] if "arguments" in call else call.get("parameters")
     if isinstance(arguments, str):
@@ -69,13 +69,13 @@ def _read(written: str) -> tuple[str, dict[str, Any]]:
 
 
 class Tools:
-    """The environment: keeps no state of its own between turns."""
+    """The environment. It keeps no state between turns."""
 
     def __init__(self, functions: Mapping[str, Callable[..., Any]]) -> None:
         self._functions = dict(functions)
 
     def reset(self, record: Mapping[str, Any]) -> None:
-        """The record's prompt says everything."""
+        """Do nothing: the record's prompt is complete."""
 
     async def step(self, action: str) -> tuple[list[dict[str, str]], float, bool]:
         answers = [{"role": "tool", "content": await self._answer(call)} for call in calls_in(action)]

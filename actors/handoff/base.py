@@ -1,5 +1,5 @@
-"""The whole buffer of weights that a worker's engine got last, kept so that a delta can change it. Owns whether it is
-changed in place; what a worker does when a delta does not fit is the worker's."""
+"""The last whole weight buffer of a worker's engine, kept as the base of deltas. The worker handles deltas that do not
+apply."""
 
 import numpy as np
 
@@ -8,7 +8,7 @@ from models.manifest import WeightsManifest
 
 
 class BaseWeights:
-    """Holds nothing at first. One caller at a time."""
+    """The base buffer, empty at first. Not thread-safe."""
 
     def __init__(self) -> None:
         self._manifest: WeightsManifest | None = None
@@ -19,17 +19,17 @@ class BaseWeights:
         return self._manifest.version if self._manifest is not None else None
 
     def keep(self, manifest: WeightsManifest, buffer: Bytes) -> None:
-        """These came whole. They are not copied: whoever made `buffer` leaves it as it is."""
+        """Keep a whole buffer, without a copy: the caller must not change it."""
         self._manifest, self._buffer = manifest, buffer
 
     def forget(self) -> None:
         self._manifest, self._buffer = None, np.zeros(0, np.uint8)
 
     def change(self, manifest: WeightsManifest, delta: Bytes) -> Bytes:
-        """The buffer that `manifest` describes, made of the one that is held; it is held from now on.
+        """Return the buffer that `manifest` describes, made from the held one by the delta, and hold it from now on.
 
-        It is a new one, since readers may have the last one still: beside it there are two for that long. Raises
-        DeltaError; what was held stays held.
+        It is a new buffer, since readers may still have the last one, so two exist for a while. Raises DeltaError; the
+        held buffer is then unchanged.
         """
         if self._manifest is None:
             raise DeltaError(f"a delta to version {manifest.version} came, no weights are held")

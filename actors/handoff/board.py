@@ -1,4 +1,4 @@
-"""Keys in the learner's store by which sender and receivers of one hand-off find each other. Owns bounded waits."""
+"""Keys in the learner's store, for coordination between sender and receivers of one hand-off, with bounded waits."""
 
 import json
 import os
@@ -15,11 +15,11 @@ import torch.distributed as dist
 
 from contracts.handoff import HandOffError
 
-_PAUSE_S = 0.005  # between two looks at most
+_PAUSE_S = 0.005  # longest pause between two checks
 _ASK_S = 0.2
-_CONNECT_S = 30.0  # torch asks for names of addresses: where no name server answers, that alone takes five seconds
+_CONNECT_S = 30.0  # torch resolves names of addresses: without a name server, that alone takes five seconds
 
-Excuse = Callable[[], str | None]  # why to wait no longer
+Excuse = Callable[[], str | None]  # returns a reason to stop waiting, or None
 
 
 def no_excuse() -> str | None:
@@ -27,7 +27,7 @@ def no_excuse() -> str | None:
 
 
 def now_and_then(excuse: Excuse) -> Excuse:
-    """Asks it at most every _ASK_S: it costs a message."""
+    """Call `excuse` at most every _ASK_S, because it costs a message."""
     asked_s = [time.monotonic()]
 
     def asked() -> str | None:
@@ -40,10 +40,10 @@ def now_and_then(excuse: Excuse) -> Excuse:
 
 
 class Board:
-    """For one thread. Raises HandOffError for a store that is gone, and where a wait ends in vain."""
+    """For one thread. Raises HandOffError if the store is gone or a wait times out."""
 
     def __init__(self, store: Any, name: str, limit_s: float) -> None:
-        """`limit_s`: from now; no wait goes beyond."""
+        """`limit_s`: from now; bounds every wait."""
         self._store, self._name = store, name
         self._end_s = time.monotonic() + limit_s
 
@@ -58,21 +58,21 @@ class Board:
             raise HandOffError(f"the learner's store is gone: {_first_line(error)}") from error
 
     def said(self, *keys: str) -> bool:
-        """Whether all of them were."""
+        """Return whether all of these keys are set."""
         try:
             return bool(self._store.check([self._key(key) for key in keys]))
         except RuntimeError as error:
             raise HandOffError(f"the learner's store is gone: {_first_line(error)}") from error
 
     def read(self, key: str) -> Any:
-        """What was said, which must be there."""
+        """Return the value of a key that is set."""
         try:
             return json.loads(self._store.get(self._key(key)))
         except RuntimeError as error:
             raise HandOffError(f"the learner's store is gone: {_first_line(error)}") from error
 
     def wait(self, keys: Sequence[str], what: str, limit_s: float, excuse: Excuse = no_excuse) -> None:
-        """Until all of them are said. Asks, and sleeps: the store's own wait writes to stderr when it ends in vain."""
+        """Wait until all of these keys are set. It polls: the store's own wait writes to stderr when it times out."""
         end_s = min(self._end_s, time.monotonic() + limit_s)
         pause_s = 0.0001
         while not self.said(*keys):
@@ -84,7 +84,7 @@ class Board:
             pause_s = min(2 * pause_s, _PAUSE_S)
 
     def forget(self, keys: Sequence[str]) -> None:
-        """They are needed no more. Never raises."""
+        """Delete keys that are no longer needed. Never raises."""
         for key in keys:
             try:
                 self._store.delete_key(self._key(key))
@@ -96,7 +96,8 @@ class Board:
 
 
 def connect(address: str) -> Any:
-    """A client of the store at host:port, for one thread at a time. Raises HandOffError at once if nobody listens."""
+    """Return a client of the store at host:port, for one thread at a time. Raises HandOffError at once if nobody
+    listens."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
@@ -108,7 +109,7 @@ def connect(address: str) -> Any:
 
 
 def own_address(store: str) -> str:
-    """This machine's address as whoever is at the store's sees it."""
+    """Return this machine's address on the network towards the store."""
     host, _, port = store.rpartition(":")
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((host, int(port)))  # sends nothing
@@ -116,7 +117,8 @@ def own_address(store: str) -> str:
 
 
 def place_of(device: torch.device) -> str:
-    """Equal for two processes that can share this device's memory: the GPU's own name, or that of the machine."""
+    """Return a text that is equal for processes that can share this device's memory: the GPU's identity, or the
+    machine's."""
     if device.type == "cuda":
         found = getattr(torch.cuda.get_device_properties(device), "uuid", None)
         if found is not None:

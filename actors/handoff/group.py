@@ -1,5 +1,5 @@
-"""One process group from the learner's rank 0 to engines: pieces by broadcast. Owns that every wait in it is bounded,
-and that a group with a lost member is left and not waited for."""
+"""One process group from the learner's rank 0 to engines, which broadcasts pieces. Every wait is bounded; a group with
+a lost member is abandoned."""
 
 import threading
 import time
@@ -14,15 +14,16 @@ from contracts.handoff import HandOffError
 from models.nccl import abort_group, nccl_group
 from models.process_groups import finished, gloo_group
 
-_KEPT_S = 60.0  # a group that was left is not destroyed before: its end would wait for its collective
+_KEPT_S = 60.0  # an abandoned group is kept this long: its destruction would wait for its collective
 
 
 class BroadcastGroup:
-    """Broadcast group of one member, 0 being the sender. It is kept from one hand-off to the next as long as the
-    members stay the same (an NCCL communicator takes seconds to make)."""
+    """One member's broadcast group, 0 being the sender.
+
+    It is kept for further hand-offs while the members stay the same (an NCCL communicator takes seconds to make)."""
 
     def __init__(self) -> None:
-        self.name = ""  # of the hand-off that it was formed for; "": there is none
+        self.name = ""  # of the hand-off that it was formed for; "": no group
         self._group: Any = None
         self._device = torch.device("cpu")
         self._work: Any = None
@@ -31,8 +32,10 @@ class BroadcastGroup:
     def form(
         self, store: Any, name: str, rank: int, size: int, *, host: str, device: torch.device, limit_s: float
     ) -> None:
-        """All members call it with one name, that of the group they have or another. `store`: this member's client,
-        which nobody else uses meanwhile. `host`: its address for the others. Raises HandOffError."""
+        """Form the group. All members call it with the same name, of their present group or of a new one.
+
+        `store`: this member's client, unused by others meanwhile. `host`: its address for the others. Raises
+        HandOffError."""
         if self._group is not None and self.name == name:
             return
         self.leave()
@@ -47,7 +50,7 @@ class BroadcastGroup:
 
         thread = threading.Thread(target=make, name="weights-group", daemon=True)
         thread.start()
-        thread.join(2 * limit_s)  # what it waits for has that limit itself
+        thread.join(2 * limit_s)  # the waits inside have that limit themselves
         if not made:
             raise HandOffError(f"the group for the broadcast did not form within {2 * limit_s:g} s")
         if isinstance(made[0], Exception):
@@ -55,7 +58,7 @@ class BroadcastGroup:
         self._group, self._device, self.name = made[0], device, name
 
     def start(self, piece: Tensor) -> None:
-        """Send it (rank 0) or receive into it. It must not be touched before `finish`."""
+        """Send the piece (rank 0) or receive into it. It must not be used before `finish`."""
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor = 0, 0
         try:
@@ -65,7 +68,7 @@ class BroadcastGroup:
             raise HandOffError(f"the broadcast broke: {error}") from error
 
     def finish(self, limit_s: float, excuse: Excuse) -> None:
-        """Wait for what was started, if something was. Raises HandOffError; the group is left then."""
+        """Wait for the started broadcast, if any. Raises HandOffError, after abandoning the group."""
         work, end_s = self._work, time.monotonic() + limit_s
         reason: str | None = None
         try:
@@ -81,7 +84,7 @@ class BroadcastGroup:
         self._work = None
 
     def leave(self) -> None:
-        """No group any more; never waits."""
+        """Abandon the group; never waits."""
         now_s = time.monotonic()
         self._left = [entry for entry in self._left if now_s - entry[0] < _KEPT_S]
         group, self._group, self.name = self._group, None, ""

@@ -1,5 +1,6 @@
-"""An engine's end of a hand-off: pieces into its live parameters, between two of its steps. Owns that it says how far
-it got; what an engine does that holds half of them is the engine's."""
+"""An engine's end of a hand-off: pieces into its live parameters, between two of its steps.
+
+Errors say whether anything was overwritten; the engine handles half overwritten weights."""
 
 import uuid
 from collections.abc import Iterator, Mapping
@@ -16,29 +17,29 @@ from actors.handoff.window import opened
 from contracts.handoff import HandOffError, Offer, Received
 from models.pieces import PieceSums, Scatter
 
-_PATIENCE = 6  # times the learner's, who may be waiting for another engine, or for a group to form
+_PATIENCE = 6  # times the learner's, which may be waiting for another engine or for a group to form
 
 
 class PieceSink(Protocol):
-    """What pieces go into: tensors (models.pieces.Scatter), or the ranks of an engine."""
+    """Destination of pieces: tensors (models.pieces.Scatter), or the ranks of an engine."""
 
     def take(self, piece: Tensor) -> None:
-        """The next piece, uint8."""
+        """Write the next piece, uint8."""
 
 
 class Receiver:
-    """Receiver of one engine process. It keeps the group of broadcasts from one hand-off to the next."""
+    """Receiver of one engine process. It keeps the broadcast group for further hand-offs."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._token = uuid.uuid4().hex  # another one in an engine that was started anew
+        self._token = uuid.uuid4().hex  # a restarted engine has another one
         self._group = BroadcastGroup()
-        self._store = ""  # the learner's, that the client is of
+        self._store = ""  # address of the client's store
         self._client: Any = None
 
     def receive(self, offer: Offer, targets: Mapping[str, Tensor]) -> Received:
-        """Fill `targets`, by the names of the offer, in place. Raises HandOffError, which says whether it has begun to;
-        before that names, shapes and dtypes are compared."""
+        """Fill `targets`, by the names of the offer, in place, after a comparison of names, shapes and dtypes. Raises
+        HandOffError, which says whether anything was written."""
         try:
             if missing := sorted(targets.keys() - {spec.name for spec in offer.tensors}):
                 raise ValueError(f"{missing[0]} (and {len(missing) - 1} more) does not come")
@@ -48,13 +49,13 @@ class Receiver:
         return self.receive_into(offer, scatter)
 
     def refused(self, offer: Offer, error: Exception) -> HandOffError:
-        """Say that the engine's tensors are others, and what to raise."""
+        """Report that the engine's tensors differ, and return the error to raise."""
         reason = f"the engine's tensors are others: {error}"
         self._board(offer).say(f"here/{offer.receiver}", {"refuses": reason})
         return HandOffError(reason)
 
     def receive_into(self, offer: Offer, sink: PieceSink) -> Received:
-        """Give `sink` every piece. Raises HandOffError, which says whether it has begun to."""
+        """Give `sink` every piece. Raises HandOffError, which says whether anything was written."""
         board = self._board(offer)
         here = {"token": self._token, "place": place_of(self._device), "device": self._device.type}
         board.say(f"here/{offer.receiver}", here)
@@ -80,15 +81,15 @@ class Receiver:
             if checksum != sent:
                 raise HandOffError(f"checksum {checksum:#x} came, {sent:#x} was sent")
         except (HandOffError, torch.OutOfMemoryError) as error:
-            with suppress(HandOffError):  # of a store that is gone
+            with suppress(HandOffError):  # if the store is gone
                 board.say(f"gone/{offer.receiver}")
             self._group.leave()
             raise HandOffError(str(error), began=began) from error
         return Received(checksum, way)
 
     def _board(self, offer: Offer) -> Board:
-        if offer.store != self._store:  # at first, and when the learner is another one
-            self._group.leave()  # whose names may come again
+        if offer.store != self._store:  # the first time, and after the learner was replaced
+            self._group.leave()  # its name may be used again
             self._client = connect(offer.store)
             self._store = offer.store
         return Board(self._client, offer.name, offer.limit_s)
@@ -105,7 +106,7 @@ class Receiver:
             board.wait([f"full/{rank}/{number}"], f"piece {number} of {count}", _PATIENCE * PATIENCE_S, excuse)
             yield two[number % 2][: _size(offer, plan, number)]
             if self._device.type == "cuda":
-                torch.cuda.current_stream(self._device).synchronize()  # it may be written again from here on
+                torch.cuda.current_stream(self._device).synchronize()  # from here on it may be overwritten
             board.say(f"taken/{offer.receiver}/{number}")
 
     def _broadcast(self, board: Board, offer: Offer, plan: dict[str, Any], count: int) -> Iterator[Tensor]:
@@ -123,16 +124,16 @@ class Receiver:
         start(0)
         for number in range(count):
             self._group.finish(_PATIENCE * PATIENCE_S, excuse)
-            start(number + 1)  # while this one is copied; into it goes the one after, once it was
+            start(number + 1)  # receive the next piece while this one is copied; the buffers alternate
             yield two[number % 2][: _size(offer, plan, number)]
 
     def _excuse(self, board: Board, offer: Offer) -> Excuse:
-        """Whether the learner has said that it is in vain."""
+        """Return a check whether the learner reported a failure."""
         key = f"failed/{offer.receiver}"
         return now_and_then(lambda: board.read(key) if board.said(key) else None)
 
 
 def _size(offer: Offer, plan: dict[str, Any], number: int) -> int:
-    """Bytes of a piece: the last one has what is left."""
+    """Return the bytes of a piece; the last one may be shorter."""
     piece: int = plan["piece_bytes"]
     return min(piece, offer.total_bytes - number * piece)

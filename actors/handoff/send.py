@@ -1,5 +1,6 @@
-"""The learner's end of a hand-off: one rank's part. Owns who gets the weights in which way, and the staged pieces. It
-gathers in step with the other ranks to the end, whatever becomes of the receivers."""
+"""The learner's end of a hand-off: one rank's part. Assigns a way to each receiver, and owns the staging pieces.
+
+The rank gathers in step with the others to the end, whatever happens to the receivers."""
 
 import time
 from collections import deque
@@ -18,26 +19,27 @@ from models.checksum import BLOCK_BYTES
 from models.manifest import TensorSpec
 from models.pieces import PIECE_BYTES, PieceSums, in_pieces
 
-COME_S = 15.0  # for receivers to say that they are there; an engine may be in the middle of a step
-PATIENCE_S = 15.0  # for a receiver to take a piece; then the others go on without it
-FORM_S = {"cuda": 60.0, "cpu": 15.0}  # for all members of a broadcast to connect; NCCL loads and tries much at first
+COME_S = 15.0  # for receivers to report; an engine may be in the middle of a step
+PATIENCE_S = 15.0  # for a receiver to take a piece; then the others continue without it
+FORM_S = {"cuda": 60.0, "cpu": 15.0}  # for all members of a broadcast to connect; NCCL's first connection is slow
 
 Layout = tuple[Sequence[TensorSpec], int]
 
 
 class Sender:
-    """Sender of one rank. It keeps the group of its broadcasts from one hand-off to the next."""
+    """Sender of one rank. It keeps its broadcast group for further hand-offs."""
 
     def __init__(self, index: int, size: int, device: torch.device, store: str) -> None:
         """`store`: host:port of rank 0's store."""
         self._index, self._size, self._device, self._address = index, size, device, store
         self._client: Any = None
         self._group = BroadcastGroup()
-        self._tokens: list[str] = []  # its members
+        self._tokens: list[str] = []  # of the group's members
 
     def send(self, terms: Terms, layout: Layout, tensors: Iterator[tuple[str, Tensor]]) -> Sent | None:
-        """Hand over `tensors` (as in models.pieces.in_pieces); what was sent, from rank 0. Failures of receivers, or of
-        everything about them, are in it: they never raise."""
+        """Send `tensors` (as in models.pieces.in_pieces) and return the result on rank 0.
+
+        Failures of receivers are part of the result: they never raise."""
         start_s = time.monotonic()
         specs, total_bytes = layout
         ways, sums = ["nobody came"] * terms.receivers, PieceSums()
@@ -89,12 +91,12 @@ class Sender:
                 _tell(board, "sum", f"{sent.checksum:x}")
             return sent
         finally:
-            deque(tensors, maxlen=0)  # The other ranks are in the same gathers.
+            deque(tensors, maxlen=0)  # the other ranks take part in the same gathers
             if window is not None:
                 window.close()
 
     def _plan(self, board: Board, terms: Terms, piece_bytes: int) -> dict[str, Any]:
-        """Who gets the weights how. Rank 0 decides when all are there, or time is up."""
+        """Return the way for each receiver. Rank 0 decides once all have reported, or time is up."""
         board.say(f"rank/{self._index}", place_of(self._device))
         if self._index != 0:
             board.wait(["plan"], "rank 0's plan", COME_S + PATIENCE_S)
@@ -139,7 +141,7 @@ class Sender:
 
 
 class _Shared:
-    """To engines on this rank's device, which copy out of the window."""
+    """Sends to engines on this rank's device, which copy from the window."""
 
     def __init__(self, board: Board, window: Window, rank: int, receivers: list[int]) -> None:
         self._board, self._rank, self._receivers = board, rank, receivers
@@ -154,7 +156,7 @@ class _Shared:
             self._receivers = []
 
     def reclaim(self, number: int) -> None:
-        """Returns when nobody needs that piece any more."""
+        """Wait until nobody needs that piece any more."""
         end_s = time.monotonic() + PATIENCE_S
         for receiver in list(self._receivers):
             gone = _gone(self._board, [receiver])
@@ -170,7 +172,7 @@ class _Shared:
 
 
 class _Broadcast:
-    """To all others, from rank 0."""
+    """Sends to all others, from rank 0."""
 
     def __init__(self, board: Board, group: BroadcastGroup, plan: dict[str, Any], store: Any, host: str) -> None:
         self._board, self._group, self._members = board, group, plan["members"]
@@ -190,14 +192,14 @@ class _Broadcast:
             self._started = number
 
     def reclaim(self, number: int) -> None:
-        """Where another was given since, that one was waited for."""
+        """Wait for that piece, unless a later `give` has done so."""
         if self._active and number == self._started:
             with self._guarded():
                 self._group.finish(PATIENCE_S, self._gone)
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
-        """What breaks the group ends the broadcast, and is said to those who wait for it."""
+        """End the broadcast if the block breaks the group, and report it to waiting receivers."""
         try:
             yield
         except HandOffError as error:
@@ -208,7 +210,7 @@ class _Broadcast:
 
 
 def _gone(board: Board, receivers: Sequence[int]) -> Excuse:
-    """Whether one of them has said that it takes nothing more."""
+    """Return a check whether one of the receivers has given up."""
 
     def gone() -> str | None:
         return next((f"engine {i} gave up" for i in receivers if board.said(f"gone/{i}")), None)

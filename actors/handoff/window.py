@@ -1,8 +1,8 @@
-"""Memory of one process that another one on the same device reads: two pieces by turns. Owns its export and its end.
+"""Memory of one process that another on the same device reads: two alternating pieces. Handles its export and release.
 
-On CUDA by torch's own CUDA IPC (a handle of the allocation travels, the receiver maps it); on a CPU by a file without
-a name, which the receiver opens by the maker's descriptor: it goes with the maker, however that ends. Where the system
-has no such files, by one in the temporary folder. The maker keeps it until everybody has answered.
+On CUDA by torch's CUDA IPC: a handle of the allocation is sent, and the receiver maps it. On a CPU by an anonymous
+file, which the receiver opens by the maker's descriptor; it disappears with the maker, however that ends. On systems
+without such files, by one in the temporary folder. The maker keeps it until all receivers have answered.
 """
 
 import base64
@@ -22,14 +22,14 @@ _NAME = "paceline-window-"
 
 
 class Window:
-    """Window of the sender. `pieces`: two uint8 tensors of `piece_bytes` on `device`."""
+    """The sender's window. `pieces`: two uint8 tensors of `piece_bytes` on `device`."""
 
     def __init__(self, device: torch.device, piece_bytes: int) -> None:
-        """Raises HandOffError where there is no memory for it."""
+        """Raises HandOffError if there is no memory for it."""
         self._device, self._file, self._descriptor = device, "", -1
         try:
             self._whole = self._made(piece_bytes)
-        except (OSError, RuntimeError) as error:  # torch's OutOfMemoryError is one
+        except (OSError, RuntimeError) as error:  # includes torch's OutOfMemoryError
             self.close()
             raise HandOffError(f"no memory for two pieces of {piece_bytes} bytes: {error}") from error
         self.pieces = [self._whole[:piece_bytes], self._whole[piece_bytes:]]
@@ -46,7 +46,8 @@ class Window:
         return _mapped(self._descriptor, 2 * piece_bytes)
 
     def export(self) -> str:
-        """For `opened`, in another process. Raises HandOffError if this device's memory cannot be shared."""
+        """Return a text for `opened`, in another process. Raises HandOffError if this device's memory cannot be
+        shared."""
         if self._device.type != "cuda":
             return self._file or f"/proc/{os.getpid()}/fd/{self._descriptor}"
         from torch.multiprocessing.reductions import reduce_tensor
@@ -57,7 +58,7 @@ class Window:
             raise HandOffError(f"CUDA IPC does not export this memory: {error}") from error
 
     def close(self) -> None:
-        """Nobody can open it from now on; on a CPU, whoever has it open keeps it."""
+        """Prevent further opens; on a CPU, processes that have it open keep it."""
         if self._file:
             Path(self._file).unlink(missing_ok=True)
         if self._descriptor >= 0:
@@ -66,11 +67,11 @@ class Window:
         self.pieces = []
         self._whole = torch.empty(0)
         if self._device.type == "cuda":
-            torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]  # what receivers have closed meanwhile
+            torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]  # frees what receivers have closed meanwhile
 
 
 def opened(exported: str, device: torch.device) -> Tensor:
-    """Both pieces behind each other, in a process on the same device. Not to be written. Raises HandOffError."""
+    """Return both pieces in one tensor, in a process on the same device. Do not write to it. Raises HandOffError."""
     try:
         if device.type != "cuda":
             with Path(exported).open("r+b") as file:
@@ -86,16 +87,16 @@ def opened(exported: str, device: torch.device) -> Tensor:
 
 
 def _on(device: torch.device, rebuild: Any, arguments: list[Any]) -> Tensor:
-    arguments[_STORAGE_DEVICE] = device.index or 0  # by this process's own numbers
+    arguments[_STORAGE_DEVICE] = device.index or 0  # numbered as in this process
     tensor: Tensor = rebuild(*arguments)
     return tensor
 
 
-_STORAGE_DEVICE = 6  # of torch.multiprocessing.reductions.rebuild_cuda_tensor, torch 2.11 to 2.14; a test holds it
+_STORAGE_DEVICE = 6  # of torch.multiprocessing.reductions.rebuild_cuda_tensor, torch 2.11 to 2.14; covered by a test
 
 
 def _take(descriptor: int, size: int) -> None:
-    """Now, so that a full file system is an error here and not a signal when somebody writes."""
+    """Allocate now, so that a full file system is an error here and not a signal at a later write."""
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(descriptor, 0, size)
     else:

@@ -1,5 +1,5 @@
-"""What a cloud's metadata service says about the end of a node: one adapter per cloud, and the loop that asks it.
+"""Notices of a cloud's metadata service about the end of a node: one adapter per cloud, and the loop that polls it.
 
-Nothing here knows Ray. Adapters are pure: what to ask next, and what an answer means. They take no action but the one
-that Azure's protocol has (see azure.py), and nobody who trains or samples ever waits for any of it.
+No Ray. Adapters are pure: the next request, and the meaning of an answer. The only action is an acknowledgement in
+Azure's protocol (see azure.py). Training and sampling never wait for any of it.
 """

@@ -1,6 +1,6 @@
-"""Spot notices of Amazon EC2, by version 2 of its instance metadata service (IMDSv2). Owns the protocol only.
+"""Spot notices of Amazon EC2, by version 2 of its instance metadata service (IMDSv2).
 
-    PUT /latest/api/token                                    a token for TTL_S seconds; one that is over answers 401
+    PUT /latest/api/token                                    a token for TTL_S seconds; an expired one answers 401
     GET /latest/meta-data/spot/instance-action               404, or {"action": "terminate", "time": "..."}: 2 minutes
     GET /latest/meta-data/events/recommendations/rebalance   404, or {"noticeTime": "..."}: the risk has risen
 
@@ -22,7 +22,7 @@ from actors.notices.types import (
     unix_time,
 )
 
-TTL_S = 21_600  # the longest allowed
+TTL_S = 21_600  # the maximum
 TOKEN_PATH = "/latest/api/token"
 ACTION_PATH = "/latest/meta-data/spot/instance-action"
 REBALANCE_PATH = "/latest/meta-data/events/recommendations/rebalance"
@@ -38,8 +38,8 @@ class AwsAdapter:
         self._timeout_s = timeout_s
         self._token = ""
         self._paths = (ACTION_PATH, REBALANCE_PATH)
-        self._next = 0  # in _paths
-        self._renewed = False  # in this round
+        self._next = 0  # index into _paths
+        self._renewed = False  # the token, in this round
         self._said: dict[str, list[SpotNotice]] = {path: [] for path in self._paths}
 
     @property
@@ -80,25 +80,25 @@ class AwsAdapter:
 
 
 def token_of(answer: MetadataAnswer) -> str:
-    """Raises AnswerError."""
+    """Return the token. Raises AnswerError."""
     if answer.status != 200 or not _TOKEN.fullmatch(answer.text):
         raise AnswerError(f"no token: {answer.shown}")
     return answer.text
 
 
 def action_of(answer: MetadataAnswer) -> SpotNotice:
-    """Raises AnswerError."""
+    """Return the interruption notice. Raises AnswerError."""
     record = answer.record()
     action = record.get("action")
     if not isinstance(action, str):
         raise AnswerError(f"no action: {answer.shown}")
-    # An action of a later version of the protocol is an interruption too: that is what the path is about.
+    # An unknown action of a later protocol version is an interruption too, since the path only reports those.
     known = "" if action in _ENDS else " (an action that is not documented)"
     return SpotNotice(f"EC2 will {ordinary(action)} it{known}", True, unix_time(record.get("time")))
 
 
 def rebalance_of(answer: MetadataAnswer) -> SpotNotice:
-    """Raises AnswerError."""
+    """Return the rebalance notice. Raises AnswerError."""
     record = answer.record()
     if "noticeTime" not in record:
         raise AnswerError(f"no noticeTime: {answer.shown}")

@@ -1,13 +1,13 @@
-"""Scheduled events of Azure's instance metadata service. Owns the protocol only.
+"""Scheduled events of Azure's instance metadata service.
 
-    GET  /metadata/instance/compute?api-version=2021-02-01    the VM's own name, as events call it
+    GET  /metadata/instance/compute?api-version=2021-02-01    the VM's own name in events
     GET  /metadata/scheduledevents?api-version=2020-07-01     {"DocumentIncarnation": 7, "Events": [...]}
     POST /metadata/scheduledevents?api-version=2020-07-01     {"StartRequests": [{"EventId": "..."}]}: it may begin
 
-Every request has the header `Metadata: true`. Events of a whole scale set are told to all its VMs: one counts if its
-`Resources` name this VM. The first question turns the service on, which may take two minutes. The acknowledgement lets
-an event begin for all VMs it names, so it is sent only on request, when the VM is empty, and only for an event that
-names this VM alone.
+Every request has the header `Metadata: true`. All VMs of a scale set receive its events: one applies if its `Resources`
+name this VM. The first request turns the service on, which may take two minutes. An acknowledgement lets an event begin
+for all VMs it names. So it is sent only if enabled, when the VM is empty, and only for an event that names this VM
+alone.
 
 Source: Microsoft Learn, "Azure Metadata Service: Scheduled Events for Linux VMs" and "Azure Instance Metadata Service".
 """
@@ -36,17 +36,17 @@ _ENDS = ("Preempt", "Terminate", "Reboot", "Redeploy")
 
 
 class AzureAdapter:
-    """may_begin: asked while an event that ends this VM is known; Azure need not wait for it any more."""
+    """may_begin: called while an event that ends this VM is known; True: Azure need not wait any longer."""
 
     provider: Provider = "azure"
 
     def __init__(self, timeout_s: float, may_begin: Callable[[], bool] = lambda: False) -> None:
         self._timeout_s, self._may_begin = timeout_s, may_begin
         self._name = ""
-        self._on = False  # the service has answered about events
+        self._on = False  # the service has answered a request for events
         self._said: list[SpotNotice] = []
         self._agreed: list[str] = []  # events to acknowledge now
-        self._done: set[str] = set()  # events that were acknowledged
+        self._done: set[str] = set()  # acknowledged events
 
     @property
     def wait(self) -> bool:
@@ -73,7 +73,7 @@ class AzureAdapter:
             return []
         if self._agreed:
             agreed, self._agreed = self._agreed, []
-            if answer.status != 200:  # the next list of events says whether to try again
+            if answer.status != 200:  # the next list of events shows whether to try again
                 raise AnswerError(f"an acknowledgement was refused: {answer.shown}")
             self._done.update(agreed)
             return []
@@ -81,7 +81,7 @@ class AzureAdapter:
             raise AnswerError(answer.shown)
         events = events_of(answer)
         self._on = True
-        # A list that is whole forgets what is over, so that nothing grows.
+        # A complete list drops past events, so that nothing grows.
         mine = [event for event in events if _names(event, self._name)]
         before, self._said = self._said, [_notice(event) for event in mine]
         self._done &= {event["EventId"] for event in mine}
@@ -92,7 +92,7 @@ class AzureAdapter:
 
 
 def name_of(answer: MetadataAnswer) -> str:
-    """The VM's name. Raises AnswerError."""
+    """Return the VM's name. Raises AnswerError."""
     if answer.status != 200:
         raise AnswerError(answer.shown)
     name = answer.record().get("name")
@@ -102,7 +102,7 @@ def name_of(answer: MetadataAnswer) -> str:
 
 
 def events_of(answer: MetadataAnswer) -> list[dict[str, Any]]:
-    """Events with an id, a type and resources. Raises AnswerError if it is no list of events, or one is none."""
+    """Return events with an id, a type and resources. Raises AnswerError for an invalid list or event."""
     events = answer.record().get("Events")
     if not isinstance(events, list):
         raise AnswerError(f"no list of events: {answer.shown}")

@@ -1,13 +1,13 @@
-"""Preemption and maintenance notices of Google Compute Engine's metadata server. Owns the protocol only.
+"""Preemption and maintenance notices of Google Compute Engine's metadata server.
 
     GET /computeMetadata/v1/instance/preempted           TRUE once a spot VM is being preempted: 30 s
     GET /computeMetadata/v1/instance/maintenance-event   NONE, MIGRATE_ON_HOST_MAINTENANCE, TERMINATE_ON_HOST_...
 
-Every request has the header `Metadata-Flavor: Google`, and so has every genuine answer. `preempted` is asked with
-`wait_for_change`: the server answers when the value is another than the one with `last_etag`, or after `timeout_sec`.
+Every request has the header `Metadata-Flavor: Google`, and so has every genuine answer. `preempted` is requested with
+`wait_for_change`: the server answers once the value differs from that of `last_etag`, or after `timeout_sec`.
 
 Source: Google Cloud, "About VM metadata" (waiting for change, etags), "Preemptible VM instances" and "Query metadata
-server for maintenance event notices". A VM with GPUs cannot migrate: it is told TERMINATE up to an hour ahead.
+server for maintenance event notices". A VM with GPUs cannot migrate: it receives TERMINATE up to an hour ahead.
 """
 
 from urllib.parse import quote
@@ -17,7 +17,7 @@ from actors.notices.types import AnswerError, Ask, MetadataAnswer, News, Provide
 ROOT = "/computeMetadata/v1/instance"
 PREEMPTED_PATH, MAINTENANCE_PATH = f"{ROOT}/preempted", f"{ROOT}/maintenance-event"
 HEADERS = {"Metadata-Flavor": "Google"}
-HOLD_S = 10  # maintenance, which is told 60 s ahead, is asked about after each
+HOLD_S = 10  # after each, maintenance is requested, which is announced 60 s ahead
 
 
 class GcpAdapter:
@@ -25,8 +25,8 @@ class GcpAdapter:
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
-        self._etag = ""  # of the last answer about preemption; without one the server cannot wait for a change
-        self._maintenance = False  # is asked about next
+        self._etag = ""  # of the last answer about preemption; required to wait for a change
+        self._maintenance = False  # whether maintenance is requested next
         self._said: dict[str, list[SpotNotice]] = {PREEMPTED_PATH: [], MAINTENANCE_PATH: []}
 
     @property
@@ -65,7 +65,7 @@ def _notices(path: str, value: str) -> list[SpotNotice]:
 
 
 def value_of(answer: MetadataAnswer) -> str:
-    """One line of text. Raises AnswerError."""
+    """Return the answer's one line of text. Raises AnswerError."""
     if answer.headers.get("metadata-flavor") != "Google":
         raise AnswerError(f"without the header Metadata-Flavor: Google, so not of a metadata server: {answer.shown}")
     if answer.status != 200 or not answer.text or len(answer.text) > 200 or "\n" in answer.text:

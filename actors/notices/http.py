@@ -1,6 +1,6 @@
-"""Asking a metadata service over HTTP. Owns one connection at a time, and its end in time; knows no protocol.
+"""HTTP requests to a metadata service: one connection at a time, with a deadline. Independent of the protocols.
 
-Such a service is one hop away, so no proxy is used, and no redirect is followed: whoever sends one is another.
+The service is one hop away, so no proxy is used. A redirect is not followed, since it comes from another server.
 """
 
 import http.client
@@ -15,20 +15,21 @@ MAX_BYTES = 256 * 1024
 
 
 class Http:
-    """base_url: http://host[:port][/prefix]. agent: who asks, for a proxy or a log."""
+    """base_url: http://host[:port][/prefix]. agent: user agent, for a proxy or a log."""
 
     def __init__(self, base_url: str, agent: str) -> None:
         parts = urlsplit(base_url)
-        assert parts.hostname, base_url  # the configuration has checked it
+        assert parts.hostname, base_url  # checked by the configuration
         self._host, self._port = parts.hostname, parts.port or 80
         self._prefix, self._agent = parts.path.rstrip("/"), agent
 
     def __call__(self, ask: Ask) -> MetadataAnswer:
-        """Raises OSError (TimeoutError if the whole answer was not there in time) and AnswerError (no HTTP)."""
+        """Send a request. Raises OSError (TimeoutError if the whole answer did not arrive in time) and AnswerError (no
+        HTTP)."""
         connection = http.client.HTTPConnection(self._host, self._port, timeout=ask.timeout_s)
         late = threading.Event()
 
-        def end() -> None:  # a socket's own timeout begins anew with every byte
+        def end() -> None:  # a socket's own timeout restarts with every byte
             late.set()
             if (peer := connection.sock) is not None:
                 with suppress(OSError):

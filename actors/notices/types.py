@@ -1,4 +1,4 @@
-"""What is asked of a metadata service, what it answers, and what that means. Plain data; no behaviour but reading."""
+"""Requests to a metadata service, its answers, and their meaning. Plain data with parsing only."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ Provider = Literal["aws", "gcp", "azure"]
 
 
 class AnswerError(ValueError):
-    """An answer that the protocol does not know: of a proxy, a captive portal, another service, or a broken one."""
+    """An answer outside the protocol: from a proxy, a captive portal, another service, or a broken one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +19,7 @@ class Ask:
     """One HTTP request. `timeout_s`: for its whole answer."""
 
     method: Literal["GET", "PUT", "POST"]
-    path: str  # with its query
+    path: str  # with query
     headers: Mapping[str, str]
     timeout_s: float
     body: bytes = b""
@@ -27,7 +27,7 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class MetadataAnswer:
-    """Header names are in lower case. A redirect is an answer like any other: nobody follows it."""
+    """An answer. Header names are in lower case. A redirect is an ordinary answer, and is not followed."""
 
     status: int
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -38,7 +38,7 @@ class MetadataAnswer:
         return self.body.decode("utf-8", errors="replace").strip()
 
     def record(self) -> dict[str, Any]:
-        """Its JSON object. Raises AnswerError."""
+        """Return its JSON object. Raises AnswerError."""
         try:
             found = json.loads(self.body)
         except (ValueError, RecursionError):
@@ -49,26 +49,26 @@ class MetadataAnswer:
 
     @property
     def shown(self) -> str:
-        """For people: the status, and how it begins."""
+        """Status and start of the text, for messages."""
         start = " ".join(self.text.split())
         return f"HTTP {self.status} {start[:77] + '...' if len(start) > 80 else start!r}"
 
 
 @dataclass(frozen=True, slots=True)
 class SpotNotice:
-    """What a node was told about itself.
+    """A notice to a node about itself.
 
-    ends: the node, or what runs there, will be lost. Otherwise it is advice, which is passed on and moves nothing.
+    ends: the node, or what runs there, will be lost. Otherwise it is advice, which is passed on without effect.
     """
 
-    what: str  # one line for people: who says so, and in its words what
+    what: str  # one readable line: the source, and its message
     ends: bool
-    at_s: float | None = None  # Unix time before which it does not happen; None: not said, or it happens already
+    at_s: float | None = None  # Unix time before which it does not happen; None: unknown, or it happens already
 
 
 @dataclass(frozen=True, slots=True)
 class Withdrawn:
-    """A node is told no more what it was told (`SpotNotice.what`): it is not lost for that."""
+    """A notice (`SpotNotice.what`) no longer applies: the node is not lost for that reason."""
 
     what: str
 
@@ -77,13 +77,13 @@ News = SpotNotice | Withdrawn
 
 
 def changes(before: Sequence[SpotNotice], now: Sequence[SpotNotice]) -> list[News]:
-    """What is new in what a service says now, and which ends it takes back."""
+    """Return a service's new notices, and the announced ends that it withdraws."""
     withdrawn = {notice.what for notice in before if notice.ends} - {notice.what for notice in now}
     return [*(notice for notice in now if notice not in before), *map(Withdrawn, sorted(withdrawn))]
 
 
 def unix_time(text: object) -> float | None:
-    """ISO 8601 (UTC unless it says otherwise) or an HTTP date; None if it is neither, or empty."""
+    """Parse ISO 8601 (UTC by default) or an HTTP date; None if it is neither, or empty."""
     if not isinstance(text, str) or not text.strip():
         return None
     for read in (datetime.fromisoformat, parsedate_to_datetime):
@@ -96,6 +96,6 @@ def unix_time(text: object) -> float | None:
 
 
 def ordinary(text: object, limit: int = 120) -> str:
-    """A word of a service, fit for one line of a log: no control characters, not endless."""
+    """Return a service's text fit for one line of a log: without control characters, and of limited length."""
     shown = "".join(c if c.isprintable() else "?" for c in str(text))
     return shown if len(shown) <= limit else shown[:limit] + "..."

@@ -1,6 +1,6 @@
-"""One node's watch: which cloud it is, then its notices, until it is stopped. Owns the order of questions and pauses.
+"""Watch of one node: detects its cloud, then polls for notices until stopped. Schedules requests and pauses.
 
-Sockets and time are passed in. What fails is told once, and asked again, more and more slowly; it never raises.
+Sockets and time are passed in. A failure is reported once, and retried more and more slowly; it never raises.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ SLOWEST_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Watching:
-    """Whose notices the node listens to; None: nobody's, for that reason, and the watch is over."""
+    """The cloud whose notices the node polls; None: no cloud, with the reason, and the watch ends."""
 
     provider: Provider | None
     detail: str = ""
@@ -27,7 +27,7 @@ class Watching:
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """The service cannot be asked, or is not what it should be; it is asked again, more slowly."""
+    """The service is unreachable or gives invalid answers; it is retried more slowly."""
 
     reason: str
 
@@ -44,10 +44,9 @@ def watch(
     stopped: Callable[[float], bool],
     drained: Callable[[], bool] = lambda: False,
 ) -> None:
-    """drained: nothing of the run is left on the node, so what ends it may begin.
+    """Run the watch. drained: nothing of the run is left on the node, so that its end may begin.
 
-    Returns when `stopped(wait_s)`, which waits so long at most, says so; or when no cloud answers, with `auto`.
-
+    Returns when `stopped(wait_s)`, which waits at most that long, returns True; or when no cloud answers, with `auto`.
     http raises OSError and AnswerError. clock: monotonic seconds.
     """
     if options.provider == "none":
@@ -78,14 +77,14 @@ def watch(
                 said = True
                 tell(Trouble(f"{adapter.provider}: {_words(error)}"))
         period_s = min(max(options.poll_s, SLOWEST_S), options.poll_s * 2 ** min(failures, 16))
-        # A service that held the question for a change has done the waiting, unless it failed.
+        # A service that holds a request until a change has done the waiting, unless it failed.
         if stopped(period_s if failures else max(0.0, began_s + period_s - clock())):
             return
         began_s = clock()
 
 
-# The protocol of one cloud, without sockets or a clock: `ask`, then `heard` with what came (AnswerError: the next `ask`
-# begins a round), until `wait`: then nothing is to be asked before the next period.
+# The protocol of one cloud, without sockets or a clock: `ask`, then `heard` with the answer (after AnswerError the next
+# `ask` starts a round), until `wait`: no further request before the next period.
 NoticeAdapter = AwsAdapter | GcpAdapter | AzureAdapter
 
 
@@ -100,7 +99,8 @@ def adapter_of(provider: Provider, timeout_s: float = TIMEOUT_S) -> NoticeAdapte
 
 
 def detect(options: SpotOptions, http: Callable[[Ask], MetadataAnswer]) -> tuple[NoticeAdapter | None, str]:
-    """Ask each cloud's first question once: the adapter of the one that answers as documented, or why none does."""
+    """Send each cloud's first request once; return the adapter of the one with a documented answer, or why there is
+    none."""
     providers: tuple[Provider, ...] = ("aws", "gcp", "azure")
     heard: dict[str, list[str]] = {}
     for provider in providers:

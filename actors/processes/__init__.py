@@ -1,1 +1,1 @@
-"""A supervisor and its child process: the socket between them, and the child's life. No torch, no Ray, no payload."""
+"""A supervisor and its child process: the socket between them, and the child's life. No torch, no Ray, any payload."""

@@ -1,4 +1,4 @@
-"""The child's end: how it hears its parent, and how it ends. Never knows what it computes."""
+"""The child's end: how it receives commands, and how it exits. Independent of its computation."""
 
 import os
 import signal
@@ -16,10 +16,10 @@ from actors.processes.link import Link
 def run_child(serve: Callable[[Link], None], failed: Callable[[str], object]) -> NoReturn:
     """Serve the parent that made this process (the socket is argv[1]), and exit.
 
-    `failed(reason)` makes the event that the parent is told if `serve` raises; the traceback goes to stderr, and the
+    `failed(reason)` makes the event that is sent to the parent if `serve` raises; the traceback goes to stderr, and the
     exit code is then 1.
     """
-    # The terminal's Ctrl-C goes to the whole process group; when to stop is the parent's decision.
+    # The terminal's Ctrl-C goes to the whole process group, but the parent decides when to stop.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     link = Link(Connection(int(sys.argv[1])))
     try:
@@ -29,19 +29,19 @@ def run_child(serve: Callable[[Link], None], failed: Callable[[str], object]) ->
         with suppress(OSError):
             link.send([failed(f"{type(error).__name__}: {error}")])
         link.close()
-        os._exit(1)  # Marks a failure that told its reason.
-    os._exit(0)  # Not through interpreter shutdown: torch's thread pools may take long to end, and own nothing.
+        os._exit(1)  # a failure whose reason was sent
+    os._exit(0)  # skips interpreter shutdown: torch's thread pools may take long to end, and own nothing
 
 
 def hear(link: Link, put: Callable[[Any], None]) -> None:
-    """Hand every command to `put`, on a thread of its own. The parent's end ends this process at once, in the middle of
-    a computation if need be: the socket is its lifeline."""
+    """Pass every command to `put`, on a separate thread. The end of the parent ends this process at once, even in the
+    middle of a computation."""
 
     def read() -> None:
         try:
             while True:
                 put(link.receive())
         except (EOFError, OSError):
-            os._exit(0)  # The parent is gone; nobody is left to tell.
+            os._exit(0)  # the parent is gone
 
     threading.Thread(target=read, name="commands", daemon=True).start()

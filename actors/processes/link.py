@@ -1,7 +1,7 @@
-"""One end of the socket between a supervisor and its child: pickled messages, their large arrays as shared memory.
+"""One end of the socket between a supervisor and its child: pickled messages, with large arrays in shared memory.
 
-The large arrays of a message travel as one anonymous memory file whose descriptor is sent over the socket: it has no
-name that could be left behind, and its memory is free once both sides have closed it, however they end.
+A message's large arrays are sent as one anonymous memory file, by its descriptor. It has no name to clean up, and its
+memory is freed once both sides have closed it, however they end.
 """
 
 import io
@@ -21,24 +21,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 Bytes = NDArray[np.uint8]
-APART_BYTES = 1 << 16  # an array of so many bytes is copied once, into memory, instead of through the socket
-ALIGNED_BYTES = 64  # where arrays begin in memory
+APART_BYTES = 1 << 16  # larger arrays are copied once, into shared memory, instead of through the socket
+ALIGNED_BYTES = 64  # alignment of arrays in shared memory
 
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """The parent asks the child to end."""
+    """Request of the parent that the child end."""
 
 
 class Link:
-    """Sending is thread-safe; receiving is for one thread. Both ends run our own code: messages are unpickled."""
+    """Sending is thread-safe; receiving is for one thread. Messages are unpickled: both ends run our own code."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._lock = threading.Lock()  # A message and its descriptor must stay together.
+        self._lock = threading.Lock()  # keeps a message and its descriptor together
 
     def send(self, message: object) -> None:
-        """What it holds is copied and may be reused when this returns. Raises OSError if the other end is closed."""
+        """Send a message. Its arrays are copied and may be reused afterwards. Raises OSError if the other end is
+        closed."""
         file = io.BytesIO()
         pickler = _MemoryPickler(file)
         pickler.dump(message)
@@ -56,8 +57,8 @@ class Link:
             os.close(descriptor)
 
     def receive(self) -> Any:
-        """The next message; its large arrays are views of memory that lives as long as one of them. Raises EOFError or
-        OSError once the other end is closed."""
+        """Return the next message; its large arrays are views of memory that lives as long as any of them. Raises
+        EOFError or OSError once the other end is closed."""
         packed = self._connection.recv_bytes()
         size = int.from_bytes(packed[:8], "little")
         memory = shared_bytes(reduction.recv_handle(self._connection), size) if size else None
@@ -69,7 +70,7 @@ class Link:
 
 
 class _MemoryPickler(pickle.Pickler):
-    """Leaves large arrays out: `arrays` lie in `size` bytes of memory, one behind the other."""
+    """Pickles without large arrays: `arrays` are to be laid out consecutively in `size` bytes of memory."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file)
@@ -96,7 +97,7 @@ class _MemoryUnpickler(pickle.Unpickler):
 
 
 def _array_at(start: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
-    """What stands for a large array in a message."""
+    """Placeholder of a large array in a message."""
     raise pickle.UnpicklingError("a message with memory of its own was read without a Link")
 
 
@@ -111,7 +112,7 @@ def _aligned(size: int) -> int:
 
 
 def share_bytes(*buffers: Bytes) -> int:
-    """A descriptor of memory that holds a copy of the buffers, each at a multiple of 64 bytes (at least one byte)."""
+    """Return a descriptor of memory with a copy of the buffers, each at a multiple of 64 bytes (at least one byte)."""
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("paceline")
     else:
@@ -132,7 +133,7 @@ def share_bytes(*buffers: Bytes) -> int:
 
 
 def shared_bytes(descriptor: int, total_bytes: int) -> Bytes:
-    """The memory behind a descriptor, which is closed. Stays mapped as long as the array lives."""
+    """Return the memory behind a descriptor, and close the descriptor. Stays mapped as long as the array lives."""
     try:
         memory = mmap.mmap(descriptor, max(total_bytes, 1))
     finally:

@@ -1,4 +1,4 @@
-"""Where a process that runs a user's code finds the user's modules. Imports none of them."""
+"""Search paths of the user's modules, for processes that run a user's code. Imports none of them."""
 
 import re
 import sys
@@ -7,13 +7,12 @@ from pathlib import Path
 
 
 def folders() -> list[str]:
-    """The folders of modules of this process, for a child to search in the same order."""
+    """Return this process's module search path, for a child to use in the same order."""
     return [entry or str(Path.cwd()) for entry in sys.path]
 
 
 def looked_in(error: str) -> str:
-    """What to add to a user's error that names a module which is not there: the folders that were searched. Empty for
-    other errors."""
+    """Return the searched folders, to be added to a user's ModuleNotFoundError; empty for other errors."""
     if not error.startswith("ModuleNotFoundError"):
         return ""
     if file := re.search(r"'(\w+)\.py'; '\1' is not a package", error):

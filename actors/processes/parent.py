@@ -1,7 +1,7 @@
-"""The parent's end: a child's start, its messages, its stderr and its end. Never knows what the child computes.
+"""The parent's end: a child's start, its messages, its stderr and its end. Independent of the child's computation.
 
-It imports no torch: the supervisor that owns it stays small, and answers while the child computes. The child ends with
-its parent, whatever happens to the parent (`actors.processes.child`).
+It imports no torch, so that its supervisor stays small and responsive while the child computes. The child ends with its
+parent, whatever happens to the parent (`actors.processes.child`).
 """
 
 import os
@@ -21,17 +21,19 @@ from typing import Any
 from actors.processes.link import Close, Link
 
 STDERR_LINES = 50
-_REPOSITORY = Path(__file__).resolve().parents[len(__name__.split(".")) - 1]  # where imports begin
+_REPOSITORY = Path(__file__).resolve().parents[len(__name__.split(".")) - 1]  # root of the imports
 
 
 class ChildProcess:
-    """A process that runs `module.main()`, which is `run_child` of what it serves. Thread-safe; `poll` and `first` are
-    meant for one thread. `died` is raised, with exit code or signal and the last lines of stderr, once it has ended."""
+    """A process that runs `module.main()`, which calls `run_child`. Thread-safe; one thread should call `poll` and
+    `first`.
+
+    Once it has ended, `died` is raised, with exit code or signal and the last lines of stderr."""
 
     def __init__(
         self, module: str, start: object, name: str, *, died: type[Exception], environment: dict[str, str]
     ) -> None:
-        """Start it and send `start`. `environment`: variables beside this process's own."""
+        """Start it and send `start`. `environment`: variables in addition to this process's own."""
         self.name = name
         self._died = died
         self._messages: queue.SimpleQueue[Any] = queue.SimpleQueue()  # None: the socket is closed
@@ -56,7 +58,7 @@ class ChildProcess:
         ]
         for thread in self._threads:
             thread.start()
-        with suppress(OSError):  # A child that died already tells why through `first`.
+        with suppress(OSError):  # if the child died already, `first` raises the reason
             self._link.send(start)
 
     @property
@@ -64,14 +66,14 @@ class ChildProcess:
         return self._process.pid
 
     def send(self, message: object) -> None:
-        """What it holds is copied and may be reused when this returns."""
+        """Send a message. Its arrays are copied and may be reused afterwards."""
         try:
             self._link.send(message)
         except OSError:
             raise self._died(self._how_it_ended()) from None
 
     def first(self, timeout_s: float) -> Any:
-        """Its first message. Raises TimeoutError or `died`."""
+        """Return the child's first message. Raises TimeoutError or `died`."""
         try:
             message = self._messages.get(timeout=timeout_s)
         except queue.Empty:
@@ -84,7 +86,7 @@ class ChildProcess:
         return message
 
     def poll(self, timeout_s: float) -> list[Any]:
-        """Messages since the last call, waiting up to timeout_s for the first. Raises `died` after the last."""
+        """Return messages since the last call, waiting up to timeout_s for the first. Raises `died` after the last."""
         messages: list[Any] = []
         deadline_s = time.monotonic() + timeout_s
         while not self._ended:
@@ -102,7 +104,7 @@ class ChildProcess:
         return messages
 
     def kill(self) -> None:
-        """SIGKILL, at once. Idempotent; `close` must still follow."""
+        """Send SIGKILL, at once. Idempotent; `close` must still follow."""
         self._process.kill()
 
     def close(self, timeout_s: float) -> None:
@@ -130,7 +132,7 @@ class ChildProcess:
 
     def _read_stderr(self) -> None:
         assert self._process.stderr is not None
-        with suppress(ValueError):  # Closed while reading.
+        with suppress(ValueError):  # closed while reading
             for line in self._process.stderr:
                 self._stderr_tail.append(line.rstrip("\n"))
                 print(f"[{self.name}] {line}", end="", file=sys.stderr, flush=True)

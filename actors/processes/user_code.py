@@ -1,7 +1,7 @@
-"""The parent's end of a process that runs a user's code: its start, its pipes, what it prints, its end.
+"""The parent's end of a process that runs a user's code: its start, its pipes, its prints, its end.
 
-Questions are pickled, answers are lines of JSON: nothing that the user's code can write is ever unpickled. Deadlines
-and what a line means are the caller's. The child's end is `actors.processes.user_main`.
+Questions are pickled, answers are lines of JSON: data written by the user's code is never unpickled. The caller sets
+deadlines and interprets the lines. The child's end is `actors.processes.user_main`.
 """
 
 import contextlib
@@ -19,22 +19,22 @@ from actors.identity import ChildPrints, ended
 from actors.processes.modules import folders
 
 _MAIN = Path(__file__).with_name("user_main.py")
-_LINE_BYTES = 1 << 28  # of an answer
+_LINE_BYTES = 1 << 28  # limit of an answer
 
 
 def framed(question: object) -> bytes:
-    """A question as the child reads it."""
+    """Return a question in the format that the child reads."""
     packed = pickle.dumps(question, protocol=pickle.HIGHEST_PROTOCOL)
     return len(packed).to_bytes(8, "little") + packed
 
 
 class UserProcess:
-    """`script`: the module whose `main(parent, setup)` serves. For one thread, but that any may wait for it. Nothing
-    waits but `wait`, `how_it_ended` and `close`."""
+    """`script`: the module whose `main(parent, setup)` serves. For one thread; any thread may call `wait`. Only `wait`,
+    `how_it_ended` and `close` block."""
 
     def __init__(self, script: Path, setup: Mapping[str, Any]) -> None:
         self.prints = ChildPrints()
-        self.received = bytearray()  # of a line that has not ended
+        self.received = bytearray()  # of an unfinished line
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", str(_MAIN), str(script), json.dumps({**setup, "path": folders()})],
@@ -56,17 +56,17 @@ class UserProcess:
         return self._process.poll() is None
 
     def detach(self) -> None:
-        """Somebody else closes `questions`."""
+        """Leave the closing of `questions` to the caller."""
         self._process.stdin = None
 
     def read(self) -> bool:
-        """Take in what it has answered; for when there is something. False: its answers have ended, or are none."""
+        """Read available answers; call it when there are some. False: the answers have ended, or are too long."""
         part = os.read(self.answers, 65536)
         self.received += part
         return bool(part) and len(self.received) <= _LINE_BYTES
 
     def line(self) -> bytes | None:
-        """The next whole line that was read."""
+        """Return the next complete line, or None."""
         end = self.received.find(b"\n") + 1
         if not end:
             return None
@@ -78,29 +78,30 @@ class UserProcess:
         self._process.send_signal(number)
 
     def kill(self) -> None:
-        """SIGKILL, to what it has started too. Idempotent; `close` must still follow."""
+        """Send SIGKILL, also to the processes it has started. Idempotent; `close` must still follow."""
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)  # the leader of its session
+            os.killpg(self._process.pid, signal.SIGKILL)  # it leads its session
 
     def how_it_ended(self, timeout_s: float) -> str:
-        """For people, after its answers have ended; waits up to `timeout_s` for its exit status."""
+        """Describe how it ended, for messages, after its answers have ended; waits up to `timeout_s` for its exit
+        status."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout_s)
         return ended(self._process.poll())
 
     def wait(self) -> None:
-        """Until it has ended."""
+        """Wait until it has ended."""
         self._process.wait()
 
     def close(self) -> None:
-        """Kill it and let go of its pipes. Idempotent."""
+        """Kill it and close its pipes. Idempotent."""
         if self._closed:
             return
         self._closed = True
         self.kill()
         self.wait()
         for stream in (self._process.stdin, self._process.stdout):
-            with contextlib.suppress(OSError):  # unsent bytes of a question to a child that is dead
+            with contextlib.suppress(OSError):  # unsent bytes of a question to a dead child
                 if stream is not None:
                     stream.close()
         self.prints.close()

@@ -1,9 +1,9 @@
-"""The child's end of a process that runs a user's code (`actors.processes.user_code`): its pipes. Run by path, with the
-path of the module whose `main` serves; imports nothing of Paceline, so that it starts fast.
+"""The child's end of a process that runs a user's code (`actors.processes.user_code`): its pipes. It is run by path,
+with the path of the module whose `main` serves, and imports nothing of Paceline, so that it starts fast.
 
-Questions come on stdin (8 bytes of length, then a pickle), answers go to stdout as JSON lines. Both are taken out of
-the user's way before any of the user's code runs: descriptor 0 is /dev/null then, 1 is the log, and programs that the
-user starts inherit neither pipe. A process that the user's code forks off never answers.
+Questions arrive on stdin (8 bytes of length, then a pickle), answers go to stdout as JSON lines. Both are moved out of
+the user's reach before any user code runs: descriptor 0 is then /dev/null, 1 is the log, and programs started by the
+user inherit neither pipe. A process forked by the user's code never answers.
 """
 
 import importlib.util
@@ -17,22 +17,22 @@ from typing import Any
 
 
 class Parent:
-    """Who asks."""
+    """The parent's questions, and the answers to it."""
 
     def __init__(self, path: list[str]) -> None:
-        """`path`: where modules are searched from now on."""
-        self._questions = os.fdopen(os.dup(0), "rb")  # a descriptor that no program inherits which the user starts
+        """`path`: module search path from now on."""
+        self._questions = os.fdopen(os.dup(0), "rb")  # programs started by the user do not inherit this descriptor
         nothing = os.open(os.devnull, os.O_RDONLY)
         os.dup2(nothing, 0)
         os.close(nothing)
         self._answers = os.fdopen(os.dup(1), "wb", buffering=0)
-        os.dup2(2, 1)  # what the user's code prints goes to the log, not into the answers
-        sys.stdout = sys.stderr  # line by line: this process ends by SIGKILL, which takes what is buffered with it
+        os.dup2(2, 1)  # prints of the user's code go to the log, not into the answers
+        sys.stdout = sys.stderr  # line-buffered: this process ends by SIGKILL, which loses buffered output
         sys.path[:] = path
         self._owner = os.getpid()
 
     def questions(self) -> Iterator[Any]:
-        """Until the parent closes its end."""
+        """Yield questions until the parent closes its end."""
         while header := self._questions.read(8):
             yield pickle.loads(self._questions.read(int.from_bytes(header, "little")))
 
@@ -42,12 +42,12 @@ class Parent:
         self._answers.write(json.dumps(said).encode() + b"\n")
 
     def forked(self) -> None:
-        """This process, which our own code forked off, answers from now on."""
+        """Let this process answer from now on: our own code forked it."""
         self._owner = os.getpid()
 
 
 def beside(script: str, name: str) -> Any:
-    """The module `name` in the folder of `script`, without the package around it, which imports much."""
+    """Load the module `name` in the folder of `script`, without its package, which imports much."""
     path = Path(script).with_name(f"{name}.py")
     spec = importlib.util.spec_from_file_location(f"paceline_{name}", path)
     assert spec is not None

@@ -1,4 +1,4 @@
-"""Rewards: what a response is worth. `build(options)` gives a `Grader`; no Ray, no torch in here."""
+"""Rewards: grading of responses. `build(options)` gives a `Grader`; no Ray, no torch."""
 
 from actors.rewards.grader import Grader, build
 from actors.rewards.sandbox import describe_confinement

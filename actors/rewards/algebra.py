@@ -1,5 +1,5 @@
-r"""How two expressions are put to math-verify, so that it reads what was meant. Owns the wording of the question only;
-the answer comes from actors.rewards.symbolic.
+r"""Rewrites two expressions so that math-verify reads their intended meaning. Owns only the wording of the question;
+actors.rewards.symbolic answers it.
 """
 
 import re
@@ -12,12 +12,12 @@ from actors.rewards.numerals import amount, decimal_digits, plain_number, rounde
 from actors.rewards.relations import is_interval, is_relation, joined_words, solution_set, without_property
 from actors.rewards.units import split_unit
 
-_COUNTED = re.compile(r"(?:\d|\\pi)[^=<>]*\Z")  # what a unit may stand behind
+_COUNTED = re.compile(r"(?:\d|\\pi)[^=<>]*\Z")  # what a unit may follow
 _MEMBER_OF = re.compile(r"[A-Za-z]\s*\\in\s*(?=[\[({\\])")
 _LETTER = re.compile(r"\\(?:text|mathrm)\{([A-Za-z])\}(?!\s*[A-Za-z])")
 _OR = re.compile(r"(?<![A-Za-z])or(?![A-Za-z])")
 _SET = r"\\in\s*\\(?:mathbb|mathbf|Bbb)\s*(?:\{[A-Z]\}|[A-Z])(?:\s*[_^]\s*(?:\{[^{}]*\}|\S))?"
-_QUALIFIER = re.compile(  # what a letter stands for, behind the expression
+_QUALIFIER = re.compile(  # a qualifier behind the expression: what a letter stands for
     rf"(?:(?:[,;]\s*|\s*\()[A-Za-z]\s*{_SET}"
     r"|[,;]?\s*\(?(?:\\text\{\s*,?\s*(?:for (?:all|every|any|each|some)|where|with)\s*(?:integers?)?\s*\}|\\forall)"
     rf"\s*[A-Za-z](?:\s*,\s*[A-Za-z])*\s*(?:{_SET})?)\s*\)?$"
@@ -53,20 +53,20 @@ _CONSTANT = re.compile(r"\\pi|e|i|\\phi")
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What math-verify is asked."""
+    """A question for math-verify."""
 
     gold: str
     answer: str
-    places: int | None  # decimals to which an inexact number must agree; None: as many as any
+    places: int | None  # decimals to which inexact numbers must agree; None: the default number
 
 
 def question(gold: str, answer: str) -> Question | None:
-    """The question that decides whether they are equal; None if they differ in kind: a list is no interval."""
+    """Return the question that decides equality; None if the sides differ in kind, such as a list and an interval."""
     sides = [_plain(text) for text in (gold, answer)]
     places = rounded_places(sides[0]) if "." not in sides[1] else None
     sides = _ordered(*_exponents(*sides))
     radians = [r"\pi" in side for side in sides]
-    if radians[0] != radians[1]:  # degrees beside a multiple of pi mean an angle in radians; else the sign says nothing
+    if radians[0] != radians[1]:  # beside a multiple of pi, degrees mean radians; otherwise the sign says nothing
         sides = [side if r"\pi" in side else in_radians(side) for side in sides]
     sides = [side.replace(r"^\circ", "") for side in sides]
     equations = ["=" in side.replace("<=", "").replace(">=", "") for side in sides]
@@ -92,7 +92,8 @@ def question(gold: str, answer: str) -> Question | None:
 
 
 def _sides_of_one_name(gold: str, answer: str) -> list[str] | None:
-    """What both say of the same left-hand side. As equations they would be solved, for any letter."""
+    """Return the two right-hand sides if the left-hand sides are the same. As equations they would be solved for any
+    letter."""
     parts = [re.split(r"(?<![<>!])=", side) for side in (gold, answer)]
     if any(len(side) != 2 or len(listed(text)) > 1 for side, text in zip(parts, (gold, answer), strict=True)):
         return None
@@ -107,8 +108,8 @@ def in_radians(text: str) -> str:
 
 
 def approximated(text: str) -> tuple[str, str] | None:
-    r"""(exact, decimal) of `\frac{40}{3} \approx 13.33`; the same twice of `\approx 13.33` and `x \approx 13.33`. None
-    of any other text."""
+    r"""Return (exact, decimal) of `\frac{40}{3} \approx 13.33`; the decimal twice for `\approx 13.33` and `x \approx
+    13.33`; None for any other text."""
     parts = _APPROXIMATELY.split(tidy(text))
     if len(parts) < 2 or not (last := parts[-1].strip()):
         return None
@@ -125,7 +126,8 @@ def _plain(text: str) -> str:
 
 
 def _exponents(*sides: str) -> list[str]:
-    r"""`(4.5e33, 1)` as `(4.5 \times 10^{33}, 1)`; `2e-2` is of Euler's number where the other side is."""
+    r"""Write `(4.5e33, 1)` as `(4.5 \times 10^{33}, 1)`. In `2e-2`, e is Euler's number if the other side contains
+    it."""
     euler = [_EULER.search(_EXPONENT.sub("", side)) is not None for side in sides]
     return [
         side if euler[1 - index] else _EXPONENT.sub(r"\1 \\times 10^{\2}", side) for index, side in enumerate(sides)
@@ -133,8 +135,8 @@ def _exponents(*sides: str) -> list[str]:
 
 
 def _ordered(gold: str, answer: str) -> list[str]:
-    r"""Both as tuples where names say which value is which: `x = 2, y = 3` beside `(2, 3)`, `2, 3` or `y = 3, x = 2`; a
-    vector beside a tuple."""
+    r"""Write both sides as tuples where names assign the values: `x = 2, y = 3` beside `(2, 3)`, `2, 3` or `y = 3, x =
+    2`. Likewise a vector beside a tuple."""
     sides = [gold, answer]
     rows = [_ROWS.fullmatch(side) for side in sides]
     if (rows[0] is None) != (rows[1] is None):
@@ -168,7 +170,7 @@ def _worded(text: str, other: str) -> str:
     no unit: `9.25 m` beside `\frac{37}{4} m`."""
     text = joined_words(text)
     members = listed(text)
-    lists_of_lists = ";" in text and "," in text  # math-verify knows them
+    lists_of_lists = ";" in text and "," in text  # math-verify reads these
     if len(members) > 1 and not lists_of_lists and amount(text) is None:
         return ", ".join(_worded(member, other) for member in members)
     if "10^" in text and (number := plain_number(text)) is not None:
@@ -196,7 +198,8 @@ def _solved(text: str) -> str | None:
 
 
 def _spaced(match: re.Match[str]) -> str:
-    """A bracket with a space behind each comma: in (0,100) it separates. Where others have space, tight ones do not."""
+    """Put a space after each comma of a bracket: in (0,100) it separates. If other commas have one, tight ones do not
+    separate."""
     text = match[0]
     if ", " in text:
         text = _THOUSANDS.sub(lambda number: number[0].replace(",", ""), text)

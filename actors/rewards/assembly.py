@@ -1,8 +1,8 @@
-"""From responses to calls, and from what calls answer to grades. Pure: calls nothing, waits for nothing.
+"""Turns responses into reward calls, and their results into grades. Pure: makes no calls and never waits.
 
-Which responses are called together follows from their keys alone, never from who came first: a batch is the next
-`size` keys in the order of the round, a group is a prompt's keys. A call is made when the last of its responses is
-there, or at the end of the round, when no more will come.
+The keys alone decide which responses are called together, never the order of arrival. A batch is the next `size` keys
+in the order of the round; a group is the keys of one prompt. A call is made when its last response has arrived, or at
+the end of the round.
 """
 
 import math
@@ -16,7 +16,7 @@ from contracts.rewards import Grade, GradeItem
 
 @dataclass(frozen=True, slots=True)
 class RewardCall:
-    """Responses that a lane grades together. `keys` in the order of the round."""
+    """Responses that a lane grades together; `keys` in the order of the round."""
 
     lane: int
     keys: tuple[int, ...]
@@ -25,31 +25,31 @@ class RewardCall:
 
 @dataclass(slots=True)
 class _Unit:
-    """Keys that are called together, and those of them that are there."""
+    """Keys that are called together, with the items that have arrived."""
 
     keys: Sequence[int]
     items: dict[int, GradeItem] = field(default_factory=dict)
 
 
 class Assembly:
-    """Assembly of groups, one round after another."""
+    """Assembly of responses into calls, one round after another."""
 
     def __init__(self, terms: Sequence[RewardTerm], lanes: Sequence[Lane]) -> None:
         self._terms, self._lanes = terms, lanes
         self.begin(())
 
     def begin(self, groups: Sequence[Sequence[int]]) -> None:
-        """A new round, whose responses have these keys, by prompt. A key of none of them is its own group and batch."""
+        """Begin a round whose responses have these keys, by prompt. Any other key is its own group and batch."""
         keys = [key for group in groups for key in group]
-        self._units: list[dict[int, _Unit]] = []  # of each lane, by key
+        self._units: list[dict[int, _Unit]] = []  # by lane, then by key
         for lane in self._lanes:
             size = lane.size
             units = groups if size is None else [keys[i : i + size] for i in range(0, len(keys), size)]
             self._units.append({} if size == 1 else {key: unit for u in units for unit in [_Unit(u)] for key in u})
-        self._graded: dict[int, dict[int, Grade]] = {}  # by key and lane
+        self._graded: dict[int, dict[int, Grade]] = {}  # by key, then by lane
 
     def submit(self, key: int, item: GradeItem) -> list[RewardCall]:
-        """The calls that are complete with this response."""
+        """Add a response; return the calls that it completes."""
         calls = []
         for index, lane in enumerate(self._lanes):
             read = item if lane.tokens or item.tokens is None else replace(item, tokens=None)
@@ -63,7 +63,7 @@ class Assembly:
         return calls
 
     def flush(self) -> list[RewardCall]:
-        """The calls of what is there, when no response will come any more."""
+        """Return calls for the remaining items: no further response will come."""
         calls = []
         for index, units in enumerate(self._units):
             for key, unit in units.items():
@@ -72,7 +72,7 @@ class Assembly:
         return calls
 
     def answered(self, call: RewardCall, grades: Sequence[Grade]) -> list[tuple[int, Grade]]:
-        """(key, grade) of the responses that all lanes have answered for now."""
+        """Take a call's grades; return (key, grade) of the responses that all lanes have now graded."""
         done = []
         for key, grade in zip(call.keys, grades, strict=True):
             by_lane = self._graded.setdefault(key, {})
@@ -96,7 +96,7 @@ class Assembly:
 
 
 def weighed(terms: Sequence[RewardTerm], parts: dict[str, float], notes: tuple[str, ...]) -> Grade:
-    """The grade of a response of which every one of these terms has said something."""
+    """Return the grade of a response from its values of all these terms."""
     value = math.fsum(term.weight * parts[term.label] for term in terms)
     if not math.isfinite(value):
         return Grade(value=0.0, parts=parts, error=f"the weighted sum is {value}", notes=notes)
@@ -104,7 +104,7 @@ def weighed(terms: Sequence[RewardTerm], parts: dict[str, float], notes: tuple[s
 
 
 def _call(lane: int, unit: _Unit) -> RewardCall:
-    """Of what the unit has; it has nothing then."""
+    """Return a call with the unit's items, and empty the unit."""
     keys = tuple(key for key in unit.keys if key in unit.items)
     call = RewardCall(lane, keys, tuple(unit.items[key] for key in keys))
     unit.items = {}

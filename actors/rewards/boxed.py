@@ -1,17 +1,17 @@
-r"""Finds the \boxed{...} that holds a response's answer. Owns brace matching and which boxes count; never interprets
-what is in them.
+r"""Finds the \boxed{...} with a response's answer. Owns brace matching and which boxes count; never interprets their
+content.
 
-\fbox is read like \boxed. A box is empty if nothing but space, a phantom or dots is in it: "put the answer within
-\boxed{}" names a box and fills none. Of nested boxes the inner ones count.
+\fbox is read like \boxed. A box with only spaces, a phantom or dots is empty: "put the answer within \boxed{}" mentions
+a box without an answer. Of nested boxes the inner ones count.
 """
 
 import re
 from dataclasses import dataclass
 
-# An opening, an escaped character (\{, \} and \\ neither open nor close; an opening is never swallowed), or a brace.
+# An opening, an escaped character, or a brace. \{, \} and \\ neither open nor close; an opening is never swallowed.
 _TOKEN = re.compile(r"(?P<boxed>\\(?:boxed|fbox)\s*\{)|\\(?!\\(?:boxed|fbox)\s*\{).|[{}]", re.DOTALL)
 THINKING_BEGINS = re.compile("<think(?:ing)?>|<thought>")
-# The same, and where thinking begins; neither is ever swallowed.
+# The same plus the start of a thinking part; neither is ever swallowed.
 _TOKEN_OR_THINKING = re.compile(
     rf"{THINKING_BEGINS.pattern}|" + _TOKEN.pattern.replace("(?!", f"(?!{THINKING_BEGINS.pattern}|"), re.DOTALL
 )
@@ -21,8 +21,8 @@ _EMPTY = re.compile(
     r"(?:[\s~._$?]|\\[,;:!> _$]|\\q?quad\b|\\[hv]?phantom\{[^{}]*\}|\\[lc]?dots\b|\\(?:boxed|fbox)\{\})*"
 )
 THINKING_ENDS = re.compile(r"</think(?:ing)?>|</thought>|<\|end_of_thought\|>")
-# What may stand between boxes that are one answer: separators with a word or mark that joins, or nothing at all. A word
-# may stand before "and", a name and its sign of equality behind it: \boxed{1} red and y = \boxed{2}.
+# Text allowed between boxes that form one answer: separators with a joining word or mark, or nothing at all. A word may
+# precede "and", and a name with its equals sign may follow: \boxed{1} red and y = \boxed{2}.
 _BLANK = r"[\s~*$]|\\[,;:!> ()\[\]\\]|\\q?quad\b"
 _JOINT = re.compile(
     rf"(?:\s[a-z]{{1,20}}(?=\s+(?:and|or)\b))?(?:{_BLANK}"
@@ -34,7 +34,7 @@ _MAX_JOINT_CHARS = 120
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """One closed box: where it stands in the text, and its content."""
+    """A closed box: its place in the text and its content."""
 
     start: int
     end: int
@@ -42,21 +42,21 @@ class Box:
 
 
 def final_part(text: str) -> str:
-    """What follows the last closing tag of a thinking part; all of it if there is none."""
+    """Return the text after the last closing tag of a thinking part; the whole text if there is none."""
     ends = [match.end() for match in THINKING_ENDS.finditer(text)]
     return text[ends[-1] :] if ends else text
 
 
 def boxes(text: str) -> list[Box]:
-    """The closed boxes with something in them and no box inside, in the order in which they open. One pass."""
+    """Return the closed boxes with content and no inner box, in the order of their openings. One pass."""
     return _read(text, 0, _TOKEN)[0]
 
 
 def first_boxed(text: str, *, thinking: bool = False) -> str | None:
-    r"""Content of the box that is closed first, in no thinking part; None if there is none.
+    r"""Return the content of the first closed box outside thinking parts; None without one.
 
-    A response that is stopped right behind this box keeps its grade: nothing that could follow is read. So a thinking
-    part is one that the response opened, or the prompt (`thinking`): a closing tag alone makes none.
+    A response that is stopped right behind this box keeps its grade, as no later text is read. So only the response or
+    the prompt (`thinking`) can open a thinking part: a closing tag alone does not make one.
     """
     start = 0
     while True:
@@ -74,13 +74,13 @@ def first_boxed(text: str, *, thinking: bool = False) -> str | None:
 
 
 def thinks(prompt: str) -> bool:
-    """Whether a response begins within a thinking part, which the prompt has just opened."""
+    """Return whether the prompt ends with an opened thinking part, so that the response begins within it."""
     return re.search(rf"(?:{THINKING_BEGINS.pattern})\s*$", prompt) is not None
 
 
 def _read(text: str, start: int, tokens: re.Pattern[str]) -> tuple[list[Box], int | None]:
-    """The boxes from `start` to where a thinking part begins outside all boxes, and the end of its tag. With such
-    tags among `tokens` no further than to the first box."""
+    """Return the boxes from `start` to the first thinking part outside all boxes, and the end of its tag. If `tokens`
+    include such tags, stop at the first box."""
     open_braces: list[tuple[int, int] | None] = []  # (start, start of the content) of a box, None for a plain brace
     found: list[Box] = []
     for token in tokens.finditer(text, start):
@@ -101,9 +101,9 @@ def _read(text: str, start: int, tokens: re.Pattern[str]) -> tuple[list[Box], in
 
 
 def last_boxed(text: str) -> str | None:
-    r"""Content of the last box after the thinking part; None if there is none.
+    r"""Return the content of the last box after the thinking part; None without one.
 
-    Boxes beside it that a comma, "and" or "or" joins (or nothing separates) belong to it: `\boxed{2}, \boxed{3} and
+    Adjacent boxes that a comma, "and" or "or" joins (or nothing separates) belong to it: `\boxed{2}, \boxed{3} and
     \boxed{5}` is `2, 3, 5`.
     """
     text = final_part(text)

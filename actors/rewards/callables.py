@@ -1,5 +1,5 @@
-"""The `format` and `python` terms of a reward worker: a pattern and a user's function. Owns their errors and deadlines;
-both run in a child process, because a regular expression or a function may never return.
+"""The `format` and `python` terms of a reward worker: a pattern and a user's function. Owns their errors and deadlines.
+Both run in a child process, because a regular expression or a function may never return.
 """
 
 import json
@@ -39,7 +39,7 @@ class FormatTerm:
 
 
 class PythonTerm:
-    """A user's function, which returns a finite number for a response, or a list of them for a batch."""
+    """A user's function that returns a finite number for a response, or a list of them for a batch."""
 
     def __init__(self, options: RewardTerm, key: str) -> None:
         """Raises RewardConfigError if the function cannot be imported or called."""
@@ -59,8 +59,8 @@ class PythonTerm:
         return scored
 
     def scores(self, items: Sequence[GradeItem]) -> list[Scored]:
-        """Scores of responses that belong together: a batch, or the whole group. Where the function is called for each
-        of them and one call hangs or dies, each is called by itself: the others keep their values."""
+        """Return the scores of a batch or of a whole group. If the function takes one response per call and a call
+        hangs or dies, call each by itself: the others keep their values."""
         members, each = [member(item) for item in items], 1 if self._batched else len(items)
         try:
             return self._asked(members, None, self._timeout_s * each)
@@ -76,7 +76,7 @@ class PythonTerm:
         return made
 
     def _asked(self, members: list[Member], which: int | None, timeout_s: float) -> list[Scored]:
-        """Of all members, or of one of them; GradingError if the call hangs or dies."""
+        """Score all members, or only number `which`. GradingError if the call hangs or dies."""
         try:
             answers = self._child.call((members, which), timeout_s=timeout_s)
         except ChildTimeoutError as error:
@@ -88,7 +88,7 @@ class PythonTerm:
 
 
 def member(item: GradeItem) -> Member:
-    """A response as a user's function sees it."""
+    """Return a response in the form that a user's function gets."""
     return {
         "prompt": item.prompt,
         "response": item.response,
@@ -102,5 +102,5 @@ def member(item: GradeItem) -> Member:
 
 
 def scored_of(value: float | None, error: str | None, trace: str | None) -> Scored:
-    """An outcome of `actors.rewards.calling`."""
+    """Convert an outcome of `actors.rewards.calling`."""
     return GradingError(error, trace) if error is not None else Score(float(value or 0.0))

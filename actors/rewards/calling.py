@@ -1,7 +1,7 @@
-"""A user's reward function: what it asks for, how it is called, and where in it an error was raised.
+"""A user's reward function: its parameters, its calls, and the place of an error in it.
 
-Used by the child process of a `python` term, which loads this file by its path, and by the actor of one that has its
-own. Standard library only, so that a child starts fast. Never decides who calls it when.
+Used by the child process of a `python` term, which loads this file by its path, and by the actor of a term that has its
+own. Standard library only, so that a child starts fast. Never decides who calls the function, or when.
 """
 
 import difflib
@@ -14,9 +14,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 OFFERED = ("prompt", "response", "record", "tokens", "finish_reason", "sample", "step", "turns", "group")
-MEMBER = ("response", "tokens", "finish_reason", "sample", "turns")  # what each entry of a group says
+MEMBER = ("response", "tokens", "finish_reason", "sample", "turns")  # the keys of each entry of a group
 _BY_POSITION = OFFERED[:3]
-_FOREIGN = {  # what TRL and verl call things; never taken for our first three
+_FOREIGN = {  # names in TRL and verl; never taken for our first three
     **dict.fromkeys(("completions", "completion", "solution_str"), "response"),
     **dict.fromkeys(("prompts", "prompt_ids"), "prompt"),
     **dict.fromkeys(("ground_truth", "data_source", "extra_info"), "record"),
@@ -36,7 +36,7 @@ Outcome = tuple[float | None, str | None, str | None]  # a number, or an error a
 
 
 class Traits(NamedTuple):
-    """What is read off a function: the names it asks for, whether it is awaited, whether it is a class."""
+    """Properties of a function: the names it asks for, whether it is awaited, whether it is a class."""
 
     asks: tuple[str, ...]
     awaited: bool
@@ -44,11 +44,11 @@ class Traits(NamedTuple):
 
 
 class UserFunction:
-    """`package.module:name`, imported: a function, or a class whose instances have `score` or are called.
+    """`package.module:name`, imported: a function, or a class whose instances have `score` or are callable.
 
-    arguments: further keyword arguments, of a function at each call, of a class when it is made. batched: it gets a
-    list for each name it asks for, and returns a list. Raises what the import raises, and TypeError for what cannot be
-    called so.
+    `arguments`: further keyword arguments, for each call of a function or for the constructor of a class. `batched`:
+    the function gets a list for each name it asks for, and returns a list. Raises what the import raises, and TypeError
+    if it cannot be called this way.
     """
 
     def __init__(self, path: str, arguments: Mapping[str, Any], *, batched: bool) -> None:
@@ -70,13 +70,13 @@ class UserFunction:
         self._call: Any = None if self._made else found
 
     def make(self) -> None:
-        """The instance of a class; once. Raises what its constructor raises."""
+        """Create the instance of a class, once. Raises what its constructor raises."""
         if self._made and self._call is None:
             self._call = getattr(self._found(**self._making), self._method)
 
     def outcomes(self, members: Sequence[Member], which: int | None = None) -> list[Outcome]:
-        """One per response, in order; of one of them only, where the function is called for each. `members` are the
-        whole group where the function asks for it."""
+        """Return one outcome per response, in order; with `which`, only that one's if the function takes one response
+        per call. `members` are the whole group if the function asks for it."""
         made: list[Outcome] = []
         owner = os.getpid()
         for count, positional, named in self._calls(members, which):
@@ -85,12 +85,12 @@ class UserFunction:
             except BaseException as error:
                 made += [told(error)] * count
             if os.getpid() != owner:
-                os._exit(0)  # a call that forked and returned twice: only the first process goes on
+                os._exit(0)  # a call that forked and returned twice: only the first process continues
         return made
 
     async def awaited(self, members: Sequence[Member], timeout_s: float) -> list[Outcome]:
-        """The same of a function that is awaited, or of one that is not in a thread, which has no deadline here."""
-        import asyncio  # not where nothing is awaited: it takes a child as long to start as all the rest
+        """Like `outcomes`, for a function that is awaited. Any other runs in a thread, without a deadline here."""
+        import asyncio  # imported late: it takes a child as long to start as all the rest
 
         made: list[Outcome] = []
         for count, positional, named in self._calls(members):
@@ -107,7 +107,7 @@ class UserFunction:
             except BaseException as error:
                 task = asyncio.current_task()
                 if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
-                    raise  # somebody ends this call; otherwise the user's code raised it
+                    raise  # our caller cancels this call; otherwise the user's code raised it
                 late = (None, f"{self._path} took more than {timeout_s:g} s", None)
                 made += [late if limit.expired() else told(error)] * count
         return made
@@ -115,7 +115,7 @@ class UserFunction:
     def _calls(
         self, members: Sequence[Member], which: int | None = None
     ) -> Iterator[tuple[int, list[Any], dict[str, Any]]]:
-        """(responses, positional and keyword arguments) of each call."""
+        """Yield (responses, positional and keyword arguments) of each call."""
         if self._batched:
             lists = {key: [member[key] for member in members] for key in OFFERED if key != "group"}
             yield len(members), *self._given(lists, members)
@@ -150,7 +150,7 @@ class UserFunction:
 
 
 def told(error: BaseException) -> Outcome:
-    """An error as text, with the place in the user's code, and its frames."""
+    """Return an error as text, with its place in the user's code, and its frames."""
     if isinstance(error, KeyboardInterrupt | SystemExit):
         return None, f"{type(error).__name__} was raised{_place(error)}", None
     return None, f"{type(error).__name__}: {error}"[:2000] + _meant(error) + _place(error), frames(error) or None
@@ -165,7 +165,7 @@ def _meant(error: BaseException) -> str:
 
 
 def frames(error: BaseException) -> str:
-    """The frames of the user's code, outermost first, with the error; "" if there are none."""
+    """Return the frames of the user's code, outermost first, and the error; "" without frames."""
     own = _own_frames(error)
     if not own:
         return ""
@@ -174,20 +174,20 @@ def frames(error: BaseException) -> str:
 
 def _own_frames(error: BaseException) -> list[traceback.FrameSummary]:
     found = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_MACHINERY)]
-    while found and found[0].filename.startswith(_THREADS):  # what took the call to its thread
+    while found and found[0].filename.startswith(_THREADS):  # the frames that moved the call to its thread
         del found[0]
     return found
 
 
 def _place(error: BaseException) -> str:
-    """` (file:line)` of the innermost frame of the user's own code, which is where its last own line is."""
+    """Return ` (file:line)` of the innermost frame of the user's own code."""
     found = _own_frames(error)
     own = [f for f in found if "/lib/python" not in f.filename and not f.filename.startswith("<")] or found
     return f" ({os.path.relpath(own[-1].filename)}:{own[-1].lineno})" if own else ""
 
 
 def _method(found: type, name: str) -> tuple[Any, str, str]:
-    """(the function of a class that scores, its name, how people call it)."""
+    """Return (the scoring function of a class, its name, its name for messages)."""
     for method in ("score", "__call__"):
         if any(method in vars(base) for base in found.__mro__[:-1]):
             return getattr(found, method), method, f"{name}.{method}"
@@ -207,12 +207,13 @@ def _check_made(name: str, found: Any, arguments: Mapping[str, Any]) -> None:
 
 
 def _binding(name: str, called: Any, arguments: Mapping[str, Any], *, skip: int) -> tuple[bool, tuple[str, ...]]:
-    """(whether prompt, response and record are given by position, what is given by name). By position where one of the
-    first three parameters has a name of its own. TypeError if it cannot be called."""
+    """Return (whether prompt, response and record are passed by position, the names passed by keyword). They are passed
+    by position if the name of one of the first three parameters is not on offer. TypeError if the function cannot be
+    called."""
     try:
         signature = inspect.signature(called)
     except ValueError:
-        return True, ()  # a function in C that does not say
+        return True, ()  # a C function without a signature
     parameters = list(signature.parameters.values())[skip:]
     signature = signature.replace(parameters=parameters)
     plain = [p for p in parameters if p.kind not in _VARIADIC]

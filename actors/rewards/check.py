@@ -1,5 +1,5 @@
-"""What is wrong with a `reward:` section, found before a run. Owns the rules that need the user's functions, which it
-imports in a child process; no Ray, no torch.
+"""Finds the faults of a `reward:` section before a run. Owns the rules that need the user's functions, which it imports
+in a child process; no Ray, no torch.
 """
 
 from collections.abc import Iterator
@@ -10,17 +10,17 @@ from actors.rewards.lanes import traits_of
 from config.rewards import RewardOptions, RewardTerm
 from contracts.rewards import RewardConfigError
 
-_BY_LENGTH = ("tokens", "finish_reason", "group")  # what is another for a response that was stopped behind its answer
+_BY_LENGTH = ("tokens", "finish_reason", "group")  # values that change if a response is stopped behind its answer
 
 
 def check_reward(options: RewardOptions, *, early_ends: bool = False) -> list[tuple[str, str]]:
-    """(key below `reward`, what is wrong and what to do) of every term that no reward worker could make. early_ends:
+    """Return (key below `reward`, fault and remedy) of every term that a reward worker could not make. `early_ends`:
     rollout.abort is enabled."""
     child, faults = DeadlineChild("signature"), list[tuple[str, str]]()
     try:
         for index, term in enumerate(options.terms):
             if term.kind != "python":
-                continue  # nothing to import; the rest is checked with the configuration
+                continue  # nothing to import; the configuration checks the rest
             try:
                 traits = traits_of(child, term, f"reward.terms[{index}]")
             except RewardConfigError as error:

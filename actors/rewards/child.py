@@ -1,9 +1,10 @@
-"""A child process that computes one thing at a time and is killed at its deadline. Owns the deadline and the restart;
-the process and its pipes are `actors.processes.user_code`. What a child computes is a function of its argument, so a
-child that ends, or answers another question than the one it was asked, is replaced and asked once more; an answer and
-a deadline are final.
+"""A child process that computes one call at a time and is killed at its deadline. Owns the deadline and the restart;
+`actors.processes.user_code` owns the process and its pipes.
 
-A deadline kept by signals works only in the main thread, and neither signals nor threads stop a regular expression or a
+What a child computes depends only on its argument. So a child that ends, or answers another question, is replaced and
+asked once more. An answer and a deadline are final.
+
+A deadline kept by signals works only in the main thread. Neither signals nor threads stop a regular expression or a
 power of big integers that never returns to the interpreter. Killing a process always works.
 """
 
@@ -20,47 +21,48 @@ from actors.processes.user_code import UserProcess, framed
 from contracts.rewards import GradingError
 
 _SCRIPT = Path(__file__).with_name("child_main.py")
-_FORK_TIMEOUT_S = 5.0  # a fork that takes longer, and the whole child is started again
+_FORK_TIMEOUT_S = 5.0  # after a longer fork the whole child is restarted
 _START_TIMEOUT_S = 120.0  # imports of sympy or of the user's module on a busy machine
 _END_TIMEOUT_S = 5.0  # from the end of a child's answers to its exit status
 
 
 class ChildTimeoutError(Exception):
-    """The call did not end before its deadline; the child was killed."""
+    """The call missed its deadline; the child was killed."""
 
 
 class ChildDiedError(GradingError):
-    """The child ended during the call (out of memory, stack overflow), or answered what it was not asked."""
+    """The child ended during the call (out of memory, stack overflow), or answered another question."""
 
 
 class DeadlineChild:
-    """One child process of a kind that child_main.py knows; started when first used, thread-safe.
+    """A child process of one of child_main.py's kinds; started on first use, thread-safe.
 
-    forks: what computes is a fork of the child. Killing it costs milliseconds, since the child, with all that it has
-    imported, stays and forks the next. For kinds that keep no state between calls.
+    `forks`: a fork of the child computes. Killing it costs milliseconds, since the child stays, with all its imports,
+    and forks again. For kinds without state between calls.
     """
 
     def __init__(self, kind: str, argument: str = "", *, memory_mb: int | None = None, forks: bool = False) -> None:
         self._kind, self._argument, self._memory_mb, self._forks = kind, argument, memory_mb, forks
         self._lock = threading.Lock()
         self._process: UserProcess | None = None
-        self._number = 0  # of the last question; a process says with 0 that it is ready
+        self._number = 0  # of the last question; with 0 a process reports ready
 
     def start(self) -> None:
-        """Starts the child now; GradingError with the child's reason if it cannot (an import that fails, for one)."""
+        """Start the child now. GradingError with the child's reason if it cannot start, as after a failed import."""
         with self._lock:
             self._ensure()
 
     def call(self, argument: Any, *, timeout_s: float) -> Any:
-        """The child's answer to a picklable argument; ChildTimeoutError after `timeout_s`, GradingError if it raised.
+        """Return the child's answer to a picklable argument. ChildTimeoutError after `timeout_s`, GradingError if the
+        child raised.
 
-        The time that a start takes does not count.
+        The time of a start does not count.
         """
         with self._lock:
             try:
                 return self._ask(argument, timeout_s)
             except ChildDiedError:
-                if self._forks:  # what computes in forks is what may run out of memory
+                if self._forks:  # a fork may run out of memory again
                     raise
                 return self._ask(argument, timeout_s)
 
@@ -95,7 +97,7 @@ class DeadlineChild:
         return self._process
 
     def _receive(self, process: UserProcess, number: int, timeout_s: float) -> Any:
-        """The answer to question `number`."""
+        """Return the answer to question `number`."""
         line = self._line(process, time.monotonic() + timeout_s)
         if line is None:
             self._stop_call(process)
@@ -116,13 +118,13 @@ class DeadlineChild:
         return answer["value"]
 
     def _died(self, process: UserProcess) -> ChildDiedError:
-        """Its answers have ended: how it did, before it is killed."""
+        """Return the error of a process whose answers have ended: read its exit status, then kill it."""
         end = process.how_it_ended(_END_TIMEOUT_S)
         self._kill()
         return ChildDiedError(f"the {self._kind} child process died ({end})")
 
     def _stop_call(self, process: UserProcess) -> None:
-        """End what computes: the child, or only its fork, whose successor is ready when this returns."""
+        """End the computation: the child, or only its fork, whose successor is ready on return."""
         if not self._forks or not process.runs:
             self._kill()
             return
@@ -139,7 +141,7 @@ class DeadlineChild:
             self._process = None
 
     def _line(self, process: UserProcess, deadline: float) -> bytes | None:
-        """The next line of its answers, b"" at their end, None at the deadline. Copies what is printed meanwhile."""
+        """Return the next line of the answers, b"" at their end, None at the deadline. Copies prints meanwhile."""
         prints, poll = process.prints, select.poll()
         poll.register(process.answers, select.POLLIN)
         poll.register(prints.reader, select.POLLIN)
@@ -159,7 +161,7 @@ class DeadlineChild:
 
 
 def _parsed(line: bytes) -> dict[str, Any]:
-    """What a line says; nothing, if it is no answer's."""
+    """Return a line's JSON object; {} if it is none."""
     try:
         said = json.loads(line)
     except (ValueError, RecursionError):

@@ -1,10 +1,9 @@
-"""What DeadlineChild's process computes (`actors.processes.user_main` runs it): one question after the other. Never
-imported by Paceline, and imports none of it, so that it starts fast.
+"""The computations of DeadlineChild's process (`actors.processes.user_main` runs it): one question after another. Never
+imported by Paceline, and imports nothing of it, so that it starts fast.
 
-Kinds: `symbolic` a question about expressions -> bool, by math-verify (symbolic.py); `reasoning_gym`
-an answer -> its score, by its data set (gym.py); `pattern` text -> bool;
-`function` responses -> an outcome for each, by the user's function (calling.py); `signature` of such a function ->
-what it asks for.
+Kinds: `symbolic` a question about expressions -> bool, by math-verify (symbolic.py); `reasoning_gym` an answer -> its
+score, by its data set (gym.py); `pattern` text -> bool; `function` responses -> one outcome each, by the user's
+function (calling.py); `signature` a description of such a function -> its traits.
 """
 
 import functools
@@ -31,7 +30,7 @@ def symbolic(_: str) -> Callable[[Any], Any]:
 
 
 def reasoning_gym(_: str) -> Callable[[Any], Any]:
-    warnings.simplefilter("ignore")  # of numpy, about answers that are no numbers
+    warnings.simplefilter("ignore")  # from numpy, about answers that are no numbers
     score: Callable[[Any], Any] = _beside("gym").scorer()
     return score
 
@@ -59,7 +58,7 @@ def _calling() -> Any:
 
 @functools.cache
 def _beside(name: str) -> Any:
-    """A module beside this one, without the package around it, which imports much that a child does not need."""
+    """Load a sibling module without its package, which imports much that a child does not need."""
     spec = importlib.util.spec_from_file_location(f"paceline_{name}", Path(__file__).with_name(f"{name}.py"))
     assert spec is not None
     assert spec.loader is not None
@@ -69,8 +68,8 @@ def _beside(name: str) -> Any:
 
 
 def stay_behind(parent: "Parent") -> None:
-    """Returns in a fork of this process. This process stays and makes another whenever one is killed or dies, which it
-    announces by a line; SIGUSR1 kills the one that computes."""
+    """Return in a fork of this process. This process stays, and forks again whenever a fork is killed or dies, which it
+    reports by a line. SIGUSR1 kills the computing fork."""
     computing = 0
 
     def kill(*_: object) -> None:
@@ -87,7 +86,7 @@ def stay_behind(parent: "Parent") -> None:
         _, status = os.waitpid(computing, 0)
         computing = 0
         if os.WIFEXITED(status):
-            os._exit(0)  # nobody asks any more
+            os._exit(0)  # no more questions will come
         parent.answer({"forked": os.waitstatus_to_exitcode(status)})
 
 
@@ -97,7 +96,7 @@ def main(parent: "Parent", setup: dict[str, Any]) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (setup["memory_mb"] << 20,) * 2)
 
     def answer(number: int, make: Callable[[], Any]) -> Any:
-        """Answers question `number` with the value, or with the exception as text; returns the value."""
+        """Answer question `number` with the value, or with the exception as text; return the value."""
         try:
             value = make()
             payload = {"number": number, "value": None if callable(value) else value}
@@ -124,7 +123,7 @@ def main(parent: "Parent", setup: dict[str, Any]) -> None:
     if setup["forks"]:
         stay_behind(parent)
     for number, timeout_s, argument in parent.questions():
-        # The default action of SIGALRM ends even a loop in C: nothing outlives a parent that was killed meanwhile.
+        # The default action of SIGALRM ends even a loop in C: nothing outlives a killed parent.
         signal.alarm(math.ceil(timeout_s) + 5)
         answer(number, partial(compute, argument))
         signal.alarm(0)

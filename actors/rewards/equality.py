@@ -1,6 +1,6 @@
-r"""Equality of a gold answer and an answer where it is certain without algebra: the same text, numbers, lists, times,
-words, letters of choices, numbers of a base. None where it is not, and algebra must decide. Never calls anything that
-could take long.
+r"""Equality of a gold answer and an answer where algebra is not needed: the same text, numbers, lists, times, words,
+letters of choices, numbers in a base. Otherwise None, and algebra must decide. Never calls anything that could take
+long.
 """
 
 import re
@@ -40,7 +40,7 @@ _OPEN, _CLOSE = "([{", ")]}"
 
 
 def equal_fast(gold: str, answer: str) -> bool | None:
-    """Equality where it is certain without algebra; None where it is not."""
+    """Return whether the answers are equal if that is certain without algebra, else None."""
     if gold.strip() == answer.strip():
         return True
     if len(gold) > MAX_CHARS or len(answer) > MAX_CHARS:
@@ -63,13 +63,13 @@ def equal_fast(gold: str, answer: str) -> bool | None:
 
 
 def is_text(gold: str) -> bool:
-    """Whether a gold answer is words, with numbers or not, and no formula: only the same text equals it."""
+    """Return whether a gold answer is words, with or without numbers, and no formula: only the same text equals it."""
     plain = without_text_macros(tidy(gold))
     return _FORMULA.search(plain) is None and any(sign.isalnum() for sign in plain)
 
 
 def is_certain(gold: str) -> bool:
-    """Whether a gold answer is read without algebra: a number, a time, a choice, words or a list of them."""
+    """Return whether a gold answer needs no algebra: a number, a time, a choice, words or a list of them."""
     plain = without_text_macros(tidy(gold))
     return (
         amount(gold) is not None
@@ -79,10 +79,11 @@ def is_certain(gold: str) -> bool:
 
 
 def listed(text: str) -> list[str]:
-    r"""The members of `1, 2 and 3` or `\{1, 2, 3\}`, commas in brackets aside; one member if it is no list.
+    r"""Return the members of `1, 2 and 3` or `\{1, 2, 3\}`; commas in brackets do not count. One member if it is no
+    list.
 
-    Commas without space behind them separate only if none has space there and one cannot separate thousands:
-    `1,234, 567` and `1,22` are two numbers, `1,234` is one.
+    Commas without a space separate only if no comma has one, and one of them cannot separate thousands: `1,234, 567`
+    and `1,22` are two numbers, `1,234` is one.
     """
     text = squeeze_set(text)
     members = _split(text, tight=False)
@@ -90,7 +91,7 @@ def listed(text: str) -> list[str]:
 
 
 def squeeze_set(text: str) -> str:
-    r"""`\{1, 2\}` and `{1, 2}` without their braces."""
+    r"""Remove the braces of `\{1, 2\}` and `{1, 2}`."""
     for opening, closing in ((r"\{", r"\}"), ("{", "}")):
         if text.startswith(opening) and text.endswith(closing) and opening not in text[len(opening) :]:
             return text[len(opening) : -len(closing)].strip()
@@ -121,7 +122,7 @@ def _in_number(text: str, separator: re.Match[str]) -> bool:
 
 
 def _clock_times(gold: str, answer: str) -> bool | None:
-    """`4:30 p.m.` as `4:30 PM`; a side without a.m. or p.m. agrees with either."""
+    """Compare clock times: `4:30 p.m.` is `4:30 PM`; a side without a.m. or p.m. agrees with either."""
     times = [_CLOCK.fullmatch(text) for text in (gold, answer)]
     if times[0] is None or times[1] is None or not all(time[2] or time[3] for time in times if time):
         return None
@@ -131,7 +132,7 @@ def _clock_times(gold: str, answer: str) -> bool | None:
 
 
 def _choices(gold: str, answer: str) -> bool | None:
-    """A letter of a choice, alone on one side: `C` as `(C)`, `C. 42`, `(C) 42`."""
+    """Compare the letters of choices if one side is a single letter: `C` is `(C)`, `C. 42`, `(C) 42`."""
     letters = [_CHOICE.fullmatch(text) for text in (gold, answer)]
     if letters[0] is None or letters[1] is None or not any(letter[1] for letter in letters if letter):
         return None
@@ -140,7 +141,7 @@ def _choices(gold: str, answer: str) -> bool | None:
 
 
 def _based(gold: str, answer: str) -> bool | None:
-    """`1011_2`: digits and base; digits alone, if one side has no base."""
+    """Compare `1011_2` as digits and base; only the digits if one side has no base."""
     sides = [_BASED.fullmatch(squeeze(text)) for text in (gold, answer)]
     if sides[0] is not None and sides[1] is not None:
         digits, bases = zip(*(side.groups() for side in sides if side), strict=True)
@@ -154,7 +155,7 @@ def _based(gold: str, answer: str) -> bool | None:
 
 
 def _no_solution(gold: str, answer: str) -> bool | None:
-    r"""`no solution`, `No solutions`, `\emptyset`; None if neither is one, or one is a set that may be empty."""
+    r"""Recognise `no solution`, `No solutions`, `\emptyset`. None unless both sides are one: a set may be empty."""
     sides = [_NO_SOLUTION.fullmatch(text) is not None for text in (gold, answer)]
     return True if all(sides) else None
 
@@ -176,7 +177,7 @@ def _key(member: str) -> Hashable:
 
 
 def _lists(gold: str, answer: str) -> bool | None:
-    """Lists as sets. Certain if all members are the same, or if all are whole numbers."""
+    """Compare lists as sets. Certain if all members are the same, or if all are whole numbers."""
     members = [listed(without_text_macros(text)) for text in (gold, answer)]
     if max(map(len, members)) < 2:
         return None
@@ -195,7 +196,7 @@ def _lists(gold: str, answer: str) -> bool | None:
 
 
 def _with_decimal_comma(gold: str, answer: str) -> bool:
-    """Whether one side is a decimal and the other the same digits behind a comma: `2.74` and `2,74`."""
+    """Return whether one side is a decimal and the other the same digits with a comma: `2.74` and `2,74`."""
     for left, right in ((gold, answer), (answer, gold)):
         comma, number = decimal_comma(left), amount(right)
         if comma is not None and number is not None and "." in right and number.value == comma:
@@ -204,8 +205,8 @@ def _with_decimal_comma(gold: str, answer: str) -> bool:
 
 
 def _words(gold: str, answer: str) -> bool | None:
-    r"""Words, capitals aside, and letters in their order (`EDACB`): algebra would multiply them. Two letters may be a
-    product."""
+    r"""Compare words regardless of case, and letters in their order (`EDACB`): algebra would multiply them. Two letters
+    may be a product."""
     sides = [_BETWEEN_LETTERS.sub("", without_text_macros(text)) for text in (gold, answer)]
     words = [_WORDS.fullmatch(without_text_macros(text)) is not None for text in (gold, answer)]
     if not all(map(_LETTERS.fullmatch, sides)) or not any(words):

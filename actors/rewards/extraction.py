@@ -1,8 +1,8 @@
-"""From a response to the code in it. Owns which part of a response is code; knows no test, runs nothing.
+"""Extracts the code of a response. Owns which part of a response is code; knows no test, runs nothing.
 
-The last fence decides, as what a model thinks aloud or sketches comes before what it answers: after its thinking part
-if there is one, and marked as Python if any is. A fence that is never closed ends with the response; one that is
-indented is moved to the left. Without a fence, the response is the code.
+The last fence counts, since a model's sketches come before its answer: after the thinking part, and among those marked
+as Python if there are any. A fence that is never closed ends with the response; an indented one is moved to the left.
+Without a fence, the response is the code.
 """
 
 import ast
@@ -19,7 +19,7 @@ _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 def extract_code(response: str, which: str = "last", *, thinking: bool = False) -> tuple[str, bool]:
-    """(code, whether it came from a fence). `which`: the "last" fence or the "first" that is closed, if one is
+    """Return (code, whether it came from a fence). `which`: the "last" fence, or the "first" closed one if any
     (actors.rewards.fences)."""
     if which == "first" and (first := first_fence(response, thinking=thinking)) is not None:
         return first, True
@@ -33,7 +33,7 @@ def extract_code(response: str, which: str = "last", *, thinking: bool = False) 
 
 
 def _fences(text: str) -> list[tuple[str, str]]:
-    """(language, code) of every fence, in order."""
+    """Return (language, code) of every fence, in order."""
     found: list[tuple[str, str]] = []
     lines: list[str] | None = None
     opened, indent, language = "", "", ""
@@ -60,12 +60,12 @@ def _fences(text: str) -> list[tuple[str, str]]:
 
 
 def _joined(lines: list[str], indent: str) -> str:
-    """As Markdown has it: what the fence is indented by, no line keeps."""
+    """Remove the fence's indentation from every line, as Markdown does."""
     return "".join(f"{line.removeprefix(indent) if indent else line}\n" for line in lines)
 
 
 def without_prose(text: str) -> str:
-    """Code that stands between sentences without a fence: from its first statement to the last line that parses."""
+    """Return unfenced code among sentences: from its first statement to the last line that parses."""
     if _parsed(text) is not None:
         return text
     lines = list(dropwhile(lambda line: not _STATEMENT.match(line), text.split("\n")))
@@ -77,8 +77,8 @@ def without_prose(text: str) -> str:
 
 
 def without_demonstration(code: str) -> str:
-    """Without what a model adds to show or check its functions: asserts at the top level, and calls below the last
-    definition. They belong to nobody's test, and a wrong one would fail a right function."""
+    """Remove code that shows or checks a model's own functions: asserts at the top level, and calls below the last
+    definition. They are not tests, and a wrong one would fail a right function."""
     tree = _parsed(code)
     if tree is None or not any(isinstance(statement, _DEFINITIONS) for statement in tree.body):
         return code
@@ -97,7 +97,7 @@ def without_demonstration(code: str) -> str:
             and (other.end_lineno or other.lineno) >= statement.lineno
             for other in tree.body
         )
-        if not shares:  # a line with another statement stays: the number of every line does too
+        if not shares:  # a line with another statement stays, and so do all line numbers
             lines[statement.lineno - 1 : statement.end_lineno] = [""] * (statement.end_lineno - statement.lineno + 1)
     return "\n".join(lines)
 

@@ -1,10 +1,10 @@
-"""The first closed fence of a response: what the `code` term reads of responses that are stopped behind it. Owns this
-grammar, which is stricter than that of actors.rewards.extraction: whatever follows a closed fence, it stays the first.
+"""The first closed fence of a response: what the `code` term reads if responses are stopped behind it. Owns this
+grammar, which is stricter than that of actors.rewards.extraction: no later text changes which closed fence is first.
 
-A fence opens with a line of three backticks (no more, and no tildes) and a language, or with ```python behind words.
-It closes with the next line that begins with three backticks, or at the end of a line that ends with them. It counts if
-its language is Python or none, and if it is in no thinking part that the response, or the prompt, has opened. Code that
-is indented, as in an item of a list, is moved to the left.
+A fence opens with a line of three backticks (no more, and no tildes) and a language, or with ```python behind words. It
+closes with the next line that begins with three backticks, or at the end of a line that ends with them. It counts if
+its language is Python or none, and if it is in no thinking part that the response or the prompt has opened. Indented
+code, as in an item of a list, is moved to the left.
 """
 
 import re
@@ -20,7 +20,8 @@ _LANGUAGES = ("py", "ipython")
 
 
 def first_fence(text: str, *, thinking: bool = False) -> str | None:
-    """Its code; None if no fence that counts is closed yet. `thinking`: the prompt has opened a thinking part."""
+    """Return its code; None if no fence that counts is closed yet. `thinking`: the prompt has opened a thinking
+    part."""
     place = 0
     if thinking:
         tag = THINKING_ENDS.search(text)
@@ -52,7 +53,7 @@ def first_fence(text: str, *, thinking: bool = False) -> str | None:
             if counts:
                 last = [] if _CLOSES.match(line) else [line.rstrip(" \t\r").rstrip("`")]
                 code = "".join(line.removeprefix(indent).removesuffix("\r") + "\n" for line in [*lines, *last])
-                # What is not indented stays as it is: dedent empties blank lines, also those within strings.
+                # Unindented code stays as it is: dedent empties blank lines, also within strings.
                 return textwrap.dedent(code) if code.lstrip("\n").startswith((" ", "\t")) else code
             lines = None
         else:

@@ -1,8 +1,7 @@
-"""Where the results of a program's names go in a record's tests: an abstract run that follows them through variables,
-loops and the tests' own functions. Owns what counts as a comparison left to the program; what becomes of it is
-supplied.py's.
+"""Data flow of the program's results in a record's tests: an abstract run through variables, loops and the tests' own
+functions. Owns what counts as a comparison left to the program; supplied.py owns the consequences.
 
-Statements count in any order, and a variable holds whatever it is ever given: more may be found than can happen.
+Statements count in any order, and a variable holds every value it is ever given: the run may find more than can happen.
 """
 
 import ast
@@ -21,14 +20,15 @@ def is_class(name: str) -> bool:
 
 
 def solutions(nodes: Iterable[ast.AST]) -> set[str]:
-    """Names of the program's module."""
+    """Return the names under which the tests import the program's module."""
     imports = [alias for node in nodes if isinstance(node, ast.Import) for alias in node.names]
     return {alias.asname or alias.name for alias in imports if alias.name == "solution"}
 
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """`decides` are the names that would compare, `judged` those whose results they would be given."""
+    """A comparison by the program: `decides` are the names that would compare, `judged` those whose results they would
+    get."""
 
     decides: frozenset[str]
     judged: frozenset[str]
@@ -37,7 +37,7 @@ class Conflict:
 
 @dataclass(frozen=True, slots=True)
 class _Value:
-    """What an expression may hold: what the program's names returned, the names and their objects as such, data of the
+    """Possible contents of an expression: results of the program's names, the names and their objects, data of the
     tests, and functions of the tests."""
 
     returned: frozenset[str] = frozenset()
@@ -64,7 +64,7 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 @dataclass
 class _Scope:
-    """Variables of one function; what it does not bind is the outer one's."""
+    """Variables of one function; unbound ones are the outer scope's."""
 
     outer: "_Scope | None" = None
     values: dict[str, _Value] = field(default_factory=dict)
@@ -78,7 +78,7 @@ class _Scope:
 
 
 class Flow:
-    """Where the results of the program's names go: an abstract run of all statements in any order, until nothing new
+    """The flow of the results of the program's names: an abstract run of all statements in any order, until nothing new
     is found."""
 
     def __init__(self, tests: ast.Module, names: Collection[str], library: Collection[str]) -> None:
@@ -175,7 +175,7 @@ class Flow:
         self._bind(target, self._value(value, scope), scope)
 
     def _iterate(self, target: ast.expr, values: ast.expr, scope: _Scope) -> None:
-        """`for got, wanted in [(f(1), 2), (f(2), 3)]`: row by row, if the rows are written out."""
+        """Bind `for got, wanted in [(f(1), 2), (f(2), 3)]` row by row, if the rows are written out."""
         whole = self._value(values, scope)
         rows = self._literals.get(values.id, values) if isinstance(values, ast.Name) else values
         if isinstance(rows, ast.List | ast.Tuple) and all(isinstance(row, ast.List | ast.Tuple) for row in rows.elts):
@@ -200,7 +200,7 @@ class Flow:
                 self._put_into(base, value, scope)
 
     def _put_into(self, base: ast.expr, value: _Value, scope: _Scope) -> None:
-        """`base.x = value`, `base[i] = value`, `base.append(value)`."""
+        """Record `base.x = value`, `base[i] = value`, `base.append(value)`."""
         while isinstance(base, ast.Attribute | ast.Subscript):
             base = base.value
         if isinstance(base, ast.Name) and (holder := scope.find(base.id)) is not None:
@@ -272,7 +272,7 @@ class Flow:
         if not function.names or method in _PLAIN_METHODS - _COMPARING_METHODS:
             if function.functions:
                 return _union(self._scopes[f].returned for f in function.functions if f in self._scopes)
-            # What is handed a function of the program may call it: map(f, ...), sorted(..., key=f).
+            # A function of the program may be called by the function it is passed to: map(f, ...), sorted(..., key=f).
             classes = frozenset(filter(is_class, everything.made))
             handed = everything.made - classes
             if handed and everything.data and (others := everything.returned - handed):
@@ -289,7 +289,7 @@ class Flow:
         return _Value(returned=function.names | others)
 
     def _pass(self, function: ast.AST, node: ast.Call, given: list[_Value], scope: _Scope) -> None:
-        """Arguments to the parameters of a function of the tests."""
+        """Bind arguments to the parameters of a function of the tests."""
         assert isinstance(function, _Function)
         inner = self._scopes.setdefault(function, _Scope(scope))
         names = [argument.arg for argument in _arguments(function.args)]
@@ -301,7 +301,7 @@ class Flow:
                 inner.values[name] = inner.values.get(name, _NOTHING) | value
 
     def _beside(self, one: _Value, other: _Value, node: ast.AST) -> None:
-        """Two that the program made, by different names: who of them is judged?"""
+        """Two of the program's objects, by different names: decide which one is judged."""
         if one.names and other.names and one.names != other.names:
             first, second = one.names - other.names, other.names - one.names
             if not (first and second):  # Bag(f(1)) == Bag([2])

@@ -1,11 +1,11 @@
-"""From a data record to the tests in it. Owns the forms that public data sets come in; reads no response, runs nothing.
+"""Reads the tests in a data record. Owns the forms of public data sets; reads no response, runs nothing.
 
 - HumanEval, LeetCodeDataset: `prompt` (the stub), `entry_point` (a name, or `Solution().name`), `test` (source that
   defines `check(candidate)`).
 - MBPP: `test_list`, or `tests`, of assert statements, after `test_imports` and `test_setup_code`.
 - KodCode: `test`, source with functions `test_...`, which may begin with `from solution import ...`.
 - APPS, TACO, verl, rllm, LiveCodeBench, CodeContests: pairs of inputs and outputs, and a function's name if they are
-  calls; rllm's LeetCode has source under `functional`. They may stand in the record itself or in one of the fields of
+  calls; rllm's LeetCode has source under `functional`. They may be in the record itself or in one of the fields of
   _HOLDERS, as such or as JSON text.
 """
 
@@ -31,7 +31,7 @@ _SPLITS = (
 
 
 def read_tests(record: Mapping[str, Any]) -> Trial | None:
-    """The tests, but for HumanEval's, whose stub the program needs (programs.py); None if there are none."""
+    """Return the tests, except HumanEval's, whose stub the program needs (programs.py); None if there are none."""
     listed = _parsed(record.get("tests", record.get("test_list")))
     if isinstance(listed, list | tuple) and listed and all(isinstance(test, str) for test in listed):
         imports, setup = record.get("test_imports") or "", record.get("test_setup_code") or ""
@@ -47,7 +47,7 @@ def read_tests(record: Mapping[str, Any]) -> Trial | None:
 
 @lru_cache(maxsize=64)  # one record's responses come together
 def source_tests(source: str, *, stub: str = "", entry_point: str | None = None) -> Trial:
-    """Trial that are Python source, with the names in it that only the program can supply."""
+    """Return a Trial of Python source, with the names in it that only the program can supply."""
     try:
         tests = ast.parse(source)
         _require_runnable(tests)
@@ -58,7 +58,8 @@ def source_tests(source: str, *, stub: str = "", entry_point: str | None = None)
 
 
 def _require_runnable(tests: ast.Module) -> None:
-    """The judge calls functions `test...` without parameters. Tests that nobody calls would pass every program."""
+    """Reject tests that the judge never calls; it calls functions `test...` without parameters. Uncalled tests would
+    pass every program."""
     used = {node.id for node in ast.walk(tests) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
     for node in tests.body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test"):
@@ -78,7 +79,7 @@ def _require_runnable(tests: ast.Module) -> None:
 
 
 def _pairs(record: Mapping[str, Any]) -> Trial | None:
-    """Inputs and outputs, wherever they stand."""
+    """Find pairs of inputs and outputs in any of their places."""
     for holder in (record, *(_parsed(record.get(name)) for name in _HOLDERS)):
         if isinstance(holder, Mapping) and "ground_truth" in holder and holder is not record:
             holder = _parsed(holder["ground_truth"])
@@ -102,7 +103,7 @@ def _pairs(record: Mapping[str, Any]) -> Trial | None:
 
 
 def _listed(cases: list[Any], record: Mapping[str, Any]) -> Trial | None:
-    """LiveCodeBench's list: one mapping per test, which says its type; the function's name may be the record's."""
+    """Read LiveCodeBench's list: one mapping per test, with its type; the record may hold the function's name."""
     if not all("input" in case and "output" in case for case in cases):
         return None
     function = None
@@ -134,7 +135,7 @@ def _cases(inputs: list[Any], outputs: list[Any], function: Any) -> Trial:
 
 
 def _call(given: Any, wanted: Any) -> tuple[list[Any], Any]:
-    """(arguments, expected value): as they are, or as LiveCodeBench has them, JSON with one argument per line."""
+    """Return (arguments, expected value): as they are, or from LiveCodeBench's JSON with one argument per line."""
     if not isinstance(given, str):
         return list(given), wanted
     arguments = [json.loads(line) for line in given.split("\n") if line.strip()]
@@ -142,19 +143,19 @@ def _call(given: Any, wanted: Any) -> tuple[list[Any], Any]:
 
 
 def _text(value: Any) -> str:
-    """Old records have lists of lines."""
+    """Join the lists of lines in old records."""
     return "\n".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 class _TextOnly(pickle.Unpickler):
-    """LiveCodeBench compresses its private tests as pickled text; anything but text is refused."""
+    """Unpickler of text only: LiveCodeBench compresses its private tests as pickled text."""
 
     def find_class(self, module: str, name: str) -> Any:
         raise pickle.UnpicklingError(f"{module}.{name} is no text")
 
 
 def _parsed(value: Any) -> Any:
-    """JSON text as what it says; what is none, as it is."""
+    """Parse JSON text; return anything else unchanged."""
     if not isinstance(value, str):
         return value
     text = value.strip()
@@ -166,5 +167,5 @@ def _parsed(value: Any) -> Any:
     try:
         packed = zlib.decompress(base64.b64decode(text, validate=True))
         return _parsed(_TextOnly(io.BytesIO(packed)).load())
-    except Exception:  # whatever else it is, it is no packed tests
+    except Exception:  # no packed tests
         return value

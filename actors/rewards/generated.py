@@ -1,7 +1,7 @@
-"""The `reasoning_gym` term: the score that a data set of the package reasoning-gym gives an answer.
+"""The `reasoning_gym` term: the score of an answer by a data set of the package reasoning-gym.
 
-Owns where the answer is read: the last <answer>...</answer> of the response after its thinking part, which is the
-package's own convention, else what `fallback` says. The scorer runs in a child process with a deadline.
+Owns where the answer is read: the last <answer>...</answer> after the thinking part, which is the package's own
+convention; otherwise as `fallback` says. The scorer runs in a child process with a deadline.
 """
 
 import math
@@ -21,7 +21,8 @@ _TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
 def tagged_answer(response: str, fallback: str, right: Any = None) -> str | None:
-    """The answer of a response, None if it gives none. `right`: the right one, which tells `auto` if it is a number."""
+    """Return the answer of a response; None if it has none. With `auto`, a numeric `right` answer selects the last
+    number."""
     end = final_part(response)
     found: list[str] = _TAGGED.findall(end)
     if found:
@@ -35,7 +36,7 @@ class ReasoningGymTerm:
     """Grades answers to generated questions; values as the data set gives them, most from 0.0 to 1.0."""
 
     def __init__(self, options: RewardTerm, key: str) -> None:
-        """Starts the child, which imports the package. RewardConfigError if it is not there."""
+        """Start the child, which imports the package. RewardConfigError if it is not installed."""
         self._fallback, self._timeout_s = options.fallback, options.timeout_s
         self._child = DeadlineChild("reasoning_gym", memory_mb=4096, forks=True)
         try:

@@ -1,6 +1,6 @@
-r"""The gold answer of a record: where it stands in the field, and whether it can be read at all.
+r"""The gold answer of a record: its place in the field, and whether it can be read at all.
 
-A record whose gold answer cannot be read says nothing about a response; who grades with it teaches that all are wrong.
+A record with an unreadable gold answer says nothing about a response; grading with it would mark every response wrong.
 """
 
 import math
@@ -22,7 +22,7 @@ class UnreadableGoldError(Exception):
 
 
 def gold_answer(answer: Any) -> str:
-    """The gold text of a record's answer: what follows its last `####`, else its last box, else all of it."""
+    """Return the gold text of a record's answer: the text after its last `####`, else its last box, else all of it."""
     if isinstance(answer, bool) or not isinstance(answer, str | int | float):
         raise UnreadableGoldError(f"it must be text or a number, not {type(answer).__name__}: {answer!r:.80}")
     if isinstance(answer, float):
@@ -49,7 +49,7 @@ def gold_answer(answer: Any) -> str:
 
 
 def last_hashes(text: str) -> str | None:
-    """What follows the last `####` on its line (GSM8K); None without one."""
+    """Return the text after the last `####` on its line (GSM8K); None without one."""
     lines = _HASHES.findall(text)
     return lines[-1].strip() if lines else None
 

@@ -1,7 +1,7 @@
-"""Graders: what calls the terms of a reward. Owns what a failing term does to a grade; never raises for a response.
+"""Graders, which call the terms of a reward. Owns how a failing term affects a grade; never raises for a response.
 
-`LaneGrader` computes lanes in a reward worker, `HostGrader` is one lane in an actor of its own, and `Grader` is the
-whole reward in this process, for whoever has few responses or no Ray.
+`LaneGrader` computes lanes in a reward worker, and `HostGrader` is one lane in its own actor. `Grader` is the whole
+reward in this process, for callers with few responses or without Ray.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ from contracts.rewards import (
 
 
 class LaneGrader:
-    """The lanes that need no actor of their own. Thread-safe; close it to end its child processes."""
+    """The lanes without an actor of their own. Thread-safe; `close` ends its child processes."""
 
     def __init__(self, options: RewardOptions, lanes: Sequence[Lane]) -> None:
         """RewardConfigError names the key of a term that cannot work."""
@@ -49,7 +49,7 @@ class LaneGrader:
             raise
 
     def grade(self, lane: int, items: Sequence[GradeItem]) -> list[Grade]:
-        """What the terms of a lane say of one call."""
+        """Return a lane's grades of one call."""
         terms = self._lanes[lane].terms
         if self._lanes[lane].size == 1:
             return [self._one(terms, item) for item in items]
@@ -58,7 +58,7 @@ class LaneGrader:
         return [grade_of(self._options[terms[0]], scored) for scored in term.scores(items)]
 
     def _one(self, terms: Sequence[int], item: GradeItem) -> Grade:
-        """A term that fails gives value 0.0 and `error`, with the parts graded so far."""
+        """Grade one response. A failing term gives value 0.0 and `error`, with the parts graded so far."""
         parts: dict[str, float] = {}
         notes: tuple[str, ...] = ()
         for index in terms:
@@ -66,7 +66,7 @@ class LaneGrader:
                 scored: Scored = self._terms[index].score(item)
             except (BadRecordError, GradingError) as error:
                 scored = error
-            except Exception as error:  # whatever grading does wrong costs one rollout, not the run
+            except Exception as error:  # a fault of the grading costs one rollout, not the run
                 scored = GradingError(f"{type(error).__name__}: {error}")
             said = grade_of(self._options[index], scored)
             parts, notes = parts | said.parts, notes + said.notes
@@ -80,10 +80,10 @@ class LaneGrader:
 
 
 class HostGrader:
-    """The lane of a term that has an actor of its own."""
+    """The lane of a term that has its own actor."""
 
     def __init__(self, options: RewardTerm, key: str, secret: str | None = None) -> None:
-        """secret: of the judge's endpoint. Raises RewardConfigError."""
+        """`secret`: the key of the judge's endpoint. Raises RewardConfigError."""
         self._options = options
         self._term: AsyncTerm
         if options.kind == "judge":
@@ -101,8 +101,8 @@ class HostGrader:
 
 
 class Grader:
-    """The whole reward here. As RewardPool to whoever collects, but `submit` and `drain` wait for what they call.
-    Threads may share one for `grade` and `grade_group`; where a term has a lane of its own they take turns."""
+    """The whole reward in this process. Same interface as RewardPool, but `submit` and `drain` block during their
+    calls. Threads may share it for `grade` and `grade_group`; where a term has its own lane they take turns."""
 
     def __init__(self, options: RewardOptions) -> None:
         self._lanes = lanes_of(options)
@@ -110,7 +110,7 @@ class Grader:
         self._grades: dict[int, Grade] = {}
         self._lock = threading.Lock()
         self._loop = asyncio.Runner()
-        self._waiting: list[RewardCall] = []  # of hosted lanes, which are asked together
+        self._waiting: list[RewardCall] = []  # calls of hosted lanes, which run together
         self._local = LaneGrader(options, self._lanes)
         self._hosts: dict[int, HostGrader] = {}
         try:
@@ -122,7 +122,7 @@ class Grader:
             raise
 
     def grade(self, item: GradeItem) -> Grade:
-        """Grade a response by itself."""
+        """Grade a single response."""
         if len(self._lanes) == 1 and not self._lanes[0].hosted:
             return self._local.grade(0, [item])[0]
         return self.grade_group([item])[0]
@@ -144,7 +144,7 @@ class Grader:
         self._call(self._assembly.submit(key, item))
 
     def poll(self) -> None:
-        """Nothing happens meanwhile."""
+        """Do nothing: no call runs in the background."""
 
     def drain(self) -> dict[int, Grade]:
         self._call(self._assembly.flush())
@@ -166,7 +166,7 @@ class Grader:
         self._loop.close()
 
     def _host(self, term: RewardTerm, key: str) -> HostGrader:
-        async def make() -> HostGrader:  # a class may want the loop that it will be called in
+        async def make() -> HostGrader:  # a class may need the event loop of its calls
             return HostGrader(term, key, secret_of(term))
 
         return self._loop.run(make())
@@ -190,7 +190,7 @@ class Grader:
 
 
 def grade_of(term: RewardTerm, scored: Scored) -> Grade:
-    """The grade of a response by one term."""
+    """Return the grade of a response by one term."""
     name = term.label
     match scored:
         case Score(value=value, note=note):
@@ -202,22 +202,22 @@ def grade_of(term: RewardTerm, scored: Scored) -> Grade:
 
 
 def secret_of(term: RewardTerm) -> str | None:
-    """The key of a judge's endpoint, from this process's environment."""
+    """Return the key of a judge's endpoint, from this process's environment."""
     return os.environ.get(term.key_env) if term.key_env else None
 
 
 class EnvironmentTerm:
-    """What the environment gave the turns of an episode, in all."""
+    """The sum of the environment's rewards for the turns of an episode."""
 
     def score(self, item: GradeItem) -> Score:
         return Score(math.fsum(part.reward for part in item.turns if part.reward is not None))
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: nothing is open."""
 
 
 def build(options: RewardOptions) -> Grader:
-    """The grader of a `reward:` section. RewardConfigError names the key of a term that cannot work."""
+    """Return the grader of a `reward:` section. RewardConfigError names the key of a term that cannot work."""
     for index, term in enumerate(options.terms):
         if term.label in [other.label for other in options.terms[:index]]:
             key = f"reward.terms[{index}].name"

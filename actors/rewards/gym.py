@@ -1,7 +1,7 @@
-"""The package reasoning-gym in a process of its own: makes questions into files (`python -P gym.py`, a request on
-stdin), and scores answers (`scorer`, for child_main.py). Loaded by its path: imports nothing of Paceline.
+"""The package reasoning-gym in its own process: writes questions to files (`python -P gym.py`, a request on stdin) and
+scores answers (`scorer`, for child_main.py). Loaded by its path: imports nothing of Paceline.
 
-Several of its scorers evaluate an answer as Python: what a model writes would run as code. Here they read literals and
+Several of its scorers evaluate an answer as Python, so a model's text would run as code. Here they read literals and
 formulas only (`_guard`).
 """
 
@@ -19,11 +19,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-HELD_OUT_SEED = 1_000_000  # added to the seed. Question i is made from seed + i, so no draw reaches the other's
-MOST_DRAWS = 10  # for each question that is asked for, and _DRAWS more, until there are enough different ones
+HELD_OUT_SEED = 1_000_000  # added to the seed. Question i uses seed + i, so the splits' draws never overlap
+MOST_DRAWS = 10  # draws per wanted question, plus _DRAWS, until there are enough different ones
 _DRAWS, _PROBED = 1000, 8
-_SAY_S = 10.0  # between two signs of life
-_OURS = ("seed", "size")  # of a configuration: keys of our own, beside it
+_SAY_S = 10.0  # between two progress messages
+_OURS = ("seed", "size")  # keys of a configuration that have their own options beside it
 _FORMULA = re.compile(r"[\s\w+\-*/^().,!]*", re.ASCII)
 _ATTRIBUTE = re.compile(r"\.\s*[A-Za-z_]")
 _WORD = re.compile(r"(?<![\w.])[A-Za-z_]\w*", re.ASCII)
@@ -37,11 +37,11 @@ _LITERAL_MODULES = (
     *("algorithmic.string_insertion", "algorithmic.spiral_matrix", "algorithmic.binary_matrix"),
     "games.n_queens",
 )
-_FORMULA_MODULES = ("games.countdown", "games.puzzle24")  # and what calls sympy.parse_expr
+_FORMULA_MODULES = ("games.countdown", "games.puzzle24")  # and the callers of sympy.parse_expr
 
 
 class RefusedError(Exception):
-    """A request that cannot be met: the key below data.reasoning_gym, what is wrong, what to do."""
+    """A request that cannot be met: the key below data.reasoning_gym, the fault, the remedy."""
 
     def __init__(self, key: str, message: str, remedy: str = "") -> None:
         super().__init__(message)
@@ -49,9 +49,9 @@ class RefusedError(Exception):
 
 
 def scorer() -> Callable[[Any], Any]:
-    """What answers (data set, its configuration, answer, entry) with [score, what it says of it].
+    """Return a function from (data set, its configuration, answer, entry) to [score, a note or None].
 
-    Raises what the data set raises for its own answer: the record is at fault then, not the response."""
+    Raises what the data set raises for its own answer: then the record is at fault, not the response."""
     _guard()
     made: dict[str, Any] = {}
 
@@ -70,7 +70,7 @@ def scorer() -> Callable[[Any], Any]:
 
 
 def dataset(name: str, config: dict[str, Any], **own: int) -> Any:
-    """A data set of reasoning-gym. Raises RefusedError. `own`: seed and size."""
+    """Create a data set of reasoning-gym. `own`: seed and size. Raises RefusedError."""
     from reasoning_gym.factory import DATASETS
 
     if name not in DATASETS:
@@ -144,7 +144,7 @@ def make(request: dict[str, Any]) -> Iterator[str]:
 
 
 def _different(source: Any, draws: int, seen: set[str]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(number, entry) of questions that are not in `seen`, which gets them."""
+    """Yield (number, entry) of questions that are not in `seen`, and add them."""
     for number in range(draws):
         try:
             entry = source[number]
@@ -156,7 +156,7 @@ def _different(source: Any, draws: int, seen: set[str]) -> Iterator[tuple[int, d
 
 
 def _require_usable(name: str, source: Any, entry: dict[str, Any]) -> None:
-    """Whether its score survives a file: what is read back is lists where the data set may have had tuples."""
+    """Check that the score survives a file, which turns the data set's tuples into lists."""
     try:
         back = json.loads(json.dumps(entry))
         same = source.score_answer(entry["answer"], entry) == source.score_answer(back["answer"], back)
@@ -171,7 +171,7 @@ def _require_usable(name: str, source: Any, entry: dict[str, Any]) -> None:
 
 
 def _guard() -> None:
-    """Scorers that evaluate answers as Python read literals and formulas only."""
+    """Restrict scorers that evaluate answers as Python to literals and formulas."""
     import importlib
 
     import sympy
@@ -196,7 +196,7 @@ def _guard() -> None:
 def main() -> None:
     request = json.load(sys.stdin)
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what the package prints
+    os.dup2(2, 1)  # the package's prints
     warnings.simplefilter("ignore")
 
     def tell(**said: Any) -> None:

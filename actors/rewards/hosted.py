@@ -1,5 +1,5 @@
-"""A user's class or async function in the process of its own actor: made once, called there. Owns no deadline of what
-computes: whoever has the actor ends it.
+"""A user's class or async function in its own actor's process: created once, called there. Sets no deadline for
+computation: the actor's owner ends it.
 """
 
 from collections.abc import Sequence
@@ -12,10 +12,10 @@ from contracts.rewards import GradeItem, GradingError, Scored
 
 
 class HostedTerm:
-    """See module. A call that is awaited is cancelled after the term's timeout_s."""
+    """See module. An awaited call is cancelled after the term's timeout_s."""
 
     def __init__(self, options: RewardTerm, key: str) -> None:
-        """Raises RewardConfigError, with the frames, if it cannot be imported, made or called."""
+        """Raises RewardConfigError, with the frames, if the function cannot be imported, created or called."""
         self._timeout_s = options.timeout_s
         try:
             self._function = UserFunction(**described(options))
@@ -29,4 +29,4 @@ class HostedTerm:
         return [scored_of(*outcome) for outcome in outcomes]
 
     async def close(self) -> None:
-        """Nothing of it is ours but the process."""
+        """Do nothing: all that it holds ends with the process."""

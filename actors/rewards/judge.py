@@ -1,7 +1,7 @@
-"""The `judge` term: a language model behind an OpenAI-compatible endpoint says what a response is worth.
+"""The `judge` term: a language model behind an OpenAI-compatible endpoint scores a response.
 
-Owns the request, what is asked again, how much of a reply is read, and where the score stands in it. The endpoint's key
-is given, sent, and written nowhere.
+Owns the request, the retries, the size limit of a reply, and the place of the score in it. The endpoint's key is sent
+and written nowhere.
 """
 
 import asyncio
@@ -19,15 +19,15 @@ from config.rewards import RewardTerm
 from contracts.rewards import GradeItem, GradingError, Score, Scored
 
 DEFAULT_PATTERN = r"[Ss]core:?\W*?([-+]?\d+(?:\.\d+)?)"
-_MOST_BYTES = 4 << 20  # of a reply, before and after it is decompressed
-_AGAIN = {408, 409, 425, 429}  # and all from 500
+_MOST_BYTES = 4 << 20  # of a reply, before and after decompression
+_AGAIN = {408, 409, 425, 429}  # retried, as are all from 500
 
 
 class JudgeTerm:
-    """See module. The value is the number that the reply ends with by the term's pattern; weight scales it."""
+    """See module. The value is the last number in the reply that the term's pattern matches; weight scales it."""
 
     def __init__(self, options: RewardTerm, key: str | None) -> None:
-        """key: the endpoint's, or None."""
+        """`key`: the endpoint's, or None."""
         base = str(options.url).rstrip("/")
         self._url = base if base.endswith("/chat/completions") else f"{base}/chat/completions"
         self._options, self._key = options, key
@@ -52,7 +52,7 @@ class JudgeTerm:
             return error
         try:
             return Score(float(found[-1][1]), reply[-300:])
-        except (ValueError, TypeError):  # TypeError: a pattern whose group is not part of what it found
+        except (ValueError, TypeError):  # TypeError: a pattern whose group did not take part in the match
             return GradingError(f"the score is no number: {found[-1][0][-200:]!r}")
 
     def _question(self, item: GradeItem) -> str:
@@ -87,14 +87,14 @@ class JudgeTerm:
         raise GradingError(self._without_key(f"{self._url}: {reason}, asked {attempt + 1} times"))
 
     async def _post(self, body: Mapping[str, Any]) -> tuple[int, bytes, float]:
-        """(status, body, seconds to wait before it is asked again, by its own word). Raises GradingError."""
+        """Return (status, body, the Retry-After seconds of the reply). Raises GradingError."""
         if self._session is None:
             headers = {"Accept-Encoding": "gzip"} | ({"Authorization": f"Bearer {self._key}"} if self._key else {})
             self._session = aiohttp.ClientSession(
                 headers=headers,
                 timeout=aiohttp.ClientTimeout(total=self._options.timeout_s),
-                connector=aiohttp.TCPConnector(limit=0),  # whoever calls bounds how many are under way
-                auto_decompress=False,  # which has no bound
+                connector=aiohttp.TCPConnector(limit=0),  # the caller bounds the number of concurrent calls
+                auto_decompress=False,  # it has no size limit
                 trust_env=True,
             )
         async with self._session.post(self._url, json=body) as answer:
@@ -112,7 +112,7 @@ class JudgeTerm:
 
 
 def _plain(received: bytes, encoding: str, url: str) -> bytes:
-    """A reply's body without its compression. Raises GradingError."""
+    """Return a reply's decompressed body. Raises GradingError."""
     if encoding.lower() in ("", "identity"):
         return received
     try:
@@ -132,7 +132,7 @@ def _too_long(url: str) -> str:
 
 
 def _content(received: bytes) -> str:
-    """The message of a reply. Raises GradingError."""
+    """Return the message of a reply. Raises GradingError."""
     try:
         content = json.loads(received)["choices"][0]["message"]["content"]
     except (ValueError, LookupError, TypeError, RecursionError) as error:

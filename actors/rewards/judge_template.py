@@ -1,4 +1,4 @@
-"""What a judge is asked: which fields a template may name. Standard library only: the configuration reads it."""
+"""A judge's prompt: the fields that a template may name. Standard library only: the configuration reads it."""
 
 import re
 import string
@@ -7,7 +7,7 @@ FIELDS = ("prompt", "response", "record", "finish_reason")
 
 
 def template_fault(template: str) -> str:
-    """What is wrong with a template; "" if nothing is."""
+    """Return the fault of a template; "" without one."""
     try:
         named = [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
     except ValueError as error:

@@ -1,7 +1,7 @@
-"""Which terms of a reward are called together, with how many responses, and where: its lanes.
+"""Lanes of a reward: which terms are called together, with how many responses, and where.
 
-Terms that take one response at a time and compute share a lane, and so one trip to a worker. Whatever takes several
-responses, waits for others or has an actor of its own is a lane by itself. Owns that division; calls nothing.
+Terms that compute on one response at a time share a lane, and so one trip to a worker. A term that takes several
+responses, waits for others or has its own actor is a lane by itself. Owns that division; calls nothing.
 """
 
 import re
@@ -18,7 +18,7 @@ from contracts.rewards import GradingError, RewardConfigError
 
 _IMPORT_S = 120.0
 _PLAIN = Traits((), False, False)
-BACKOFF_S = 0.5  # before a judge's first retry, doubled by each further one
+BACKOFF_S = 0.5  # before a judge's first retry; doubles with each further one
 MOST_BACKOFF_S = 30.0
 
 
@@ -27,20 +27,20 @@ class Lane:
     """Terms that are called together."""
 
     terms: tuple[int, ...]  # positions in reward.terms
-    size: int | None = 1  # responses of a call; None: all of a prompt
-    in_flight: int = 1  # calls that one worker may have at once
-    hosted: bool = False  # in an actor of its own, not in a reward worker
+    size: int | None = 1  # responses per call; None: all of a prompt
+    in_flight: int = 1  # concurrent calls per worker
+    hosted: bool = False  # in its own actor, not in a reward worker
     tokens: bool = False  # it reads a response's token ids
-    call_s: float = 0.0  # a call with one response answers within this, starts and grace aside
-    each_s: float = 0.0  # what each further response of the call adds
+    call_s: float = 0.0  # longest answer time for one response, without starts and grace
+    each_s: float = 0.0  # added by each further response of the call
 
     def limit_s(self, responses: int) -> float:
         return self.call_s + self.each_s * (responses - 1)
 
 
 def lanes_of(options: RewardOptions, traits: Mapping[int, Traits] | None = None) -> tuple[Lane, ...]:
-    """In the order of their first terms. `traits`: of the python terms; default: found out. Raises RewardConfigError,
-    which names the key, for a function that cannot be imported or called."""
+    """Return the lanes in the order of their first terms. `traits`: of the python terms; default: read here.
+    RewardConfigError names the key of a function that cannot be imported or called."""
     read = read_traits(options) if traits is None else traits
     shared: list[int] = []
     lanes: list[Lane] = []
@@ -57,7 +57,7 @@ def lanes_of(options: RewardOptions, traits: Mapping[int, Traits] | None = None)
 
 
 def _own_lane(index: int, term: RewardTerm, traits: Traits) -> Lane | None:
-    """None: the term goes with the others."""
+    """Return the term's own lane; None: it shares one."""
     if term.kind == "judge":
         waits_s = sum(backoff_s(attempt) for attempt in range(term.retries))
         call_s = term.timeout_s * (term.retries + 1) + waits_s
@@ -65,25 +65,25 @@ def _own_lane(index: int, term: RewardTerm, traits: Traits) -> Lane | None:
     grouped, batched, hosted = "group" in traits.asks, term.batch_size is not None, is_hosted(term, traits)
     if not (grouped or batched or hosted):
         return None
-    each_s = term.timeout_s if grouped and not batched else 0.0  # called for each of them, one after another
+    each_s = term.timeout_s if grouped and not batched else 0.0  # called for each response, one after another
     return Lane(
         terms=(index,),
         size=None if grouped else term.batch_size or 1,
         in_flight=term.concurrency if traits.awaited else 1,
         hosted=hosted,
         tokens=grouped or "tokens" in traits.asks,
-        call_s=term.timeout_s + each_s,  # in a child they may be made twice: all together, then one by one
+        call_s=term.timeout_s + each_s,  # a child may run them twice: all together, then one by one
         each_s=2 * each_s,
     )
 
 
 def is_hosted(term: RewardTerm, traits: Traits) -> bool:
-    """Whether a python term has an actor of its own: a class, what is awaited, and whatever asks for a device."""
+    """Return whether a python term has its own actor: a class, an awaited function, or one that asks for a device."""
     return traits.made or traits.awaited or term.gpus > 0 or term.cpus > 0
 
 
 def backoff_s(attempt: int) -> float:
-    """Seconds before a judge is asked again, after `attempt` retries."""
+    """Return the seconds before a judge's next request, after `attempt` retries."""
     return float(min(BACKOFF_S * 2**attempt, MOST_BACKOFF_S))
 
 
@@ -97,12 +97,12 @@ def read_traits(options: RewardOptions) -> dict[int, Traits]:
 
 
 def described(term: RewardTerm) -> dict[str, Any]:
-    """How a child or an actor makes its UserFunction."""
+    """Return the arguments for UserFunction in a child or an actor."""
     return {"path": term.function, "arguments": term.arguments, "batched": term.batch_size is not None}
 
 
 def traits_of(child: DeadlineChild, term: RewardTerm, key: str) -> Traits:
-    """What a python term's function asks for, by a child of the kind "signature". Raises RewardConfigError."""
+    """Read what a python term's function asks for, by a child of the kind "signature". Raises RewardConfigError."""
     if term.function is None or not re.fullmatch(r"[\w.]+:\w+", term.function):
         raise RewardConfigError(f"{key}.function must look like 'package.module:function', not {term.function!r}")
     try:
@@ -113,7 +113,7 @@ def traits_of(child: DeadlineChild, term: RewardTerm, key: str) -> Traits:
 
 
 def unusable(term: RewardTerm, key: str, error: Exception) -> RewardConfigError:
-    """The error of a function or class that cannot be imported, made or called."""
+    """Return the error of a function or class that cannot be imported, created or called."""
     trace = getattr(error, "trace", None)
     return RewardConfigError(
         f"{key}.function={term.function!r} cannot be used: {error}"

@@ -1,7 +1,7 @@
-r"""One spelling for LaTeX that means the same: spaces, delimiters, dollar signs, fractions, thousands separators.
+r"""One spelling for equivalent LaTeX: spaces, delimiters, dollar signs, fractions, thousands separators.
 
-Owns spelling only. What it changes never changes what an expression is worth; it decides no equality, and it never
-turns a list into a number: a comma with space behind it separates, whatever stands around it.
+Owns spelling only. Its changes never alter the value of an expression; it decides no equality. It never turns a list
+into a number: a comma followed by a space always separates.
 """
 
 import re
@@ -42,7 +42,7 @@ _RAISED = dict(
 )
 _RAISED_RUN = re.compile(f"[{''.join(_RAISED)}]+")
 _CIRCLED = re.compile(r"\\textcircled\s*(?:\{\s*(?:\\small\s*)?(\d{1,2})\s*\}|(\d))")
-_ESCAPED = re.compile(r"\\\\(?=[A-Za-z])")  # as JSON has it; a new row is one only within an environment
+_ESCAPED = re.compile(r"\\\\(?=[A-Za-z])")  # JSON's spelling; a new row occurs only within an environment
 _TEXT_MACRO = r"\\(?:text(?:bf|it|rm|sf|tt|normal|up)?|[mh]box|math(?:rm|bf|it|sf|tt)|operatorname\*?|emph|bf|rm)"
 _TEXT = re.compile(_TEXT_MACRO + r"\s*\{([^{}]*)\}")
 _SQUARE_METRES = re.compile("(?<![A-Za-z])([ckmd]?m)([\u00b2\u00b3])")  # with this sign it is a unit, never a variable
@@ -76,7 +76,7 @@ _IDLE_SPACE = re.compile(r"(?<![0-9A-Za-z]) | (?![0-9A-Za-z])|(?<=[0-9]) (?=[A-Z
 
 
 def tidy(text: str) -> str:
-    """The expression in its one spelling, without what surrounds it: dollar signs, "the answer is", a final stop."""
+    """Return the expression in its one spelling, without surrounding dollar signs, "the answer is" or a final stop."""
     if not text.isascii():
         text = _RAISED_RUN.sub(_power, _SQUARE_METRES.sub(r"\\text{\1}\2", text))
         text = _SIGN.sub(lambda match: _SIGNS[match[0]], text)
@@ -88,18 +88,18 @@ def tidy(text: str) -> str:
     text = _BARE_FRACTION.sub(_braced, text)
     text = _LEAD.sub("", " ".join(text.split()), count=1) if _LEAD.match(text) else " ".join(text.split())
     end = len(text.rstrip(" ."))
-    if text.count(".", end) < 2 and not text.endswith(_DOTS):  # dots go on: 1, 2, ... is no 1, 2
+    if text.count(".", end) < 2 and not text.endswith(_DOTS):  # trailing dots continue a list: 1, 2, ... is not 1, 2
         text = text.rstrip(" .,;:\\")
     return text.strip()
 
 
 def squeeze(text: str) -> str:
-    """A tidy text without the spaces that say nothing. One between two digits or two words stays: 1 1/2 is not 11/2."""
+    """Remove meaningless spaces from a tidy text. A space between two digits or two words stays: 1 1/2 is not 11/2."""
     return _IDLE_SPACE.sub("", text)
 
 
 def without_text_macros(text: str) -> str:
-    r"""`4:30 \text{ p.m.}` as `4:30 p.m.`: what \text, \mathrm and their like contain, without them."""
+    r"""Replace \text, \mathrm and similar macros by their content: `4:30 \text{ p.m.}` becomes `4:30 p.m.`."""
     for _ in range(3):  # nested ones
         text, count = _TEXT.subn(r"\1", text)
         if not count:
@@ -117,7 +117,7 @@ def _circled(match: re.Match[str]) -> str:
 
 
 def _braced(match: re.Match[str]) -> str:
-    r"""\frac12 and \frac{1}2 as \frac{1}{2}."""
+    r"""Write \frac12 and \frac{1}2 as \frac{1}{2}."""
     both_top, both_bottom, top, top_group, bottom = match.groups()
     if both_top:
         return rf"\frac{{{both_top}}}{{{both_bottom}}}"

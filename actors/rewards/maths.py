@@ -1,13 +1,12 @@
-r"""The `math` term: does the response's answer equal the gold answer?
+r"""The `math` term: whether the response's answer equals the gold answer.
 
-Owns where an answer is read, and when algebra is asked: everything that `equal_fast` cannot decide goes to
+Owns where an answer is read, and when algebra is asked. Everything that `equal_fast` cannot decide goes to
 `math-verify`, in a child process with a deadline. Reads no answer from the prompt, and never judges the reasoning.
 
-The answer is the content of the last \boxed{...} with something in it, after the end of the thinking part if there is
-one; boxes joined by commas or "and" are one answer. `answer: first` reads the first instead. Without a box there is no
-answer, unless `fallback` says otherwise: `gsm8k` reads the last `#### ...` line, `answer_line` the last `Answer: ...`
-line, `last_number` the last number of the response. The gold answer is read in
-actors.rewards.gold.
+The answer is the content of the last nonempty \boxed{...}, after the end of the thinking part if there is one; boxes
+joined by commas or "and" are one answer. `answer: first` reads the first instead. Without a box there is no answer,
+except with `fallback`: `gsm8k` reads the last `#### ...` line, `answer_line` the last `Answer: ...` line, `last_number`
+the last number of the response. actors.rewards.gold reads the gold answer.
 """
 
 import re
@@ -30,14 +29,14 @@ _ANSWER_LINE = re.compile(r"answer[*\s]*(?:is\s*)?:[ \t*]*([^\n]*)", re.IGNORECA
 
 
 def read_answer(response: str, fallback: str, which: str = "last", *, thinking: bool = False) -> str | None:
-    """The answer of a response, None if it gives none. `which`: the "last" box or the "first". `thinking`: see
+    """Return the answer of a response; None if it has none. `which`: the "last" box or the "first". `thinking`: see
     first_boxed."""
     answer = last_boxed(response) if which == "last" else first_boxed(response, thinking=thinking)
     return answer or unmarked_answer(response, fallback)
 
 
 def unmarked_answer(response: str, fallback: str) -> str | None:
-    """What `fallback` reads where nothing marks an answer."""
+    """Return what `fallback` reads if nothing marks an answer."""
     end = final_part(response)
     match fallback:
         case "none":
@@ -58,7 +57,7 @@ class MathTerm:
         self._child = DeadlineChild("symbolic", memory_mb=4096, forks=True)
         self._read: dict[
             str, str
-        ] = {}  # how a gold answer is read: "whole", by its "members", as "text", "" not at all
+        ] = {}  # how a gold answer is read: "whole", by its "members", as "text"; "": not at all
 
     def score(self, item: GradeItem) -> Score:
         if "answer" not in item.record:
@@ -86,8 +85,8 @@ class MathTerm:
         return Score(float(same), None if same else f"answered {answer:.80}")
 
     def _readable(self, gold: str) -> bool:
-        """Whether a gold answer means something, decided once, by itself: a record is bad for every response or for
-        none."""
+        """Return whether a gold answer has a meaning. Decided once and from it alone, so a record is bad for all
+        responses or for none."""
         if is_certain(gold):
             return True
         if gold not in self._read:
@@ -106,7 +105,7 @@ class MathTerm:
         return self._read[gold] != ""
 
     def _equal(self, gold: str, answer: str) -> bool:
-        """Whether they are equal. Of `a \\approx b` a is the answer, and so is b if it is what a is rounded to."""
+        """Return whether they are equal. In `a \\approx b` the answer is a; b also counts if it is a rounded."""
         wanted, given = approximated(gold), approximated(answer)
         if wanted is None and given is None:
             return self._same(gold, answer)
@@ -128,7 +127,7 @@ class MathTerm:
         return asked is not None and self._ask("equal", asked.gold, asked.answer, asked.places)
 
     def _same_members(self, gold: list[str], answer: list[str]) -> bool:
-        """Whether two lists are equal as sets: for one that math-verify cannot read as a whole."""
+        """Return whether two lists are equal as sets, for lists that math-verify cannot read as a whole."""
         if len(gold) != len(answer):
             return False
         for member in gold:
@@ -139,7 +138,7 @@ class MathTerm:
         return True
 
     def _near(self, exact: str, decimal: str) -> bool:
-        """Whether a decimal is the rounded form of an exact value."""
+        """Return whether a decimal is the rounded form of an exact value."""
         numbers = amount(exact), amount(decimal)
         if numbers[1] is None:
             return self._same(exact, decimal)

@@ -1,10 +1,10 @@
-r"""Names in expressions, so that math-verify tells them apart: it takes capitals for small letters, and Euler's E for a
+r"""Makes names in expressions distinct for math-verify, which takes capitals for small letters, and Euler's E for a
 number where it has an index. Owns the renaming, and the order of named values.
 """
 
 import re
 
-# What keeps its letters: commands, and what is written in the braces of some.
+# These keep their letters: commands, and the braces of some.
 _KEPT = r"\\(?:text\w*|math\w+|operatorname\*?|begin|end|[mh]box)\s*\{[^{}]*\}|\\[A-Za-z]+"
 _LETTER = re.compile(rf"{_KEPT}|([A-Za-z])")
 _INDEXED = re.compile(rf"{_KEPT}|([EeIi])(?=_)")
@@ -19,7 +19,7 @@ _VALUE = re.compile(r"(\\?[A-Za-z]+(?:_(?:\{[^{}=]*\}|\w))?)\s*(?<![<>!])=\s*([^
 
 
 def distinct(gold: str, answer: str) -> tuple[str, str] | None:
-    """Both sides with new names where a letter occurs as a capital and small; None if there are not enough names."""
+    """Rename letters that occur both as a capital and small, on both sides; None if there are not enough names."""
     sides = [_COMMAND_INDEX.sub(_plain_index, _WORD_INDEX.sub(r"_{\1}", text)) for text in (gold, answer)]
     sides = [
         _RUN.sub(_spaced, _GAMMA.sub(lambda match: r"\varsigma " if match[1] else r"\vartheta ", text))
@@ -46,18 +46,19 @@ def _new(match: re.Match[str], name: str) -> str:
 
 
 def _plain_index(match: re.Match[str]) -> str:
-    r"""`M_{\odot}` as `M_{odot}`; of a command the index is a formula: `\log_\pi`."""
+    r"""Write `M_{\odot}` as `M_{odot}`; the index of a command is a formula: `\log_\pi`."""
     return match[0] if match[1].startswith("\\") else rf"{match[1]}_{{{match[2] or match[3]}}}"
 
 
 def _spaced(match: re.Match[str]) -> str:
-    """`it` as `i t`, so that i is seen on both sides or on none."""
+    """Write `it` as `i t`, so that i is seen on both sides or on none."""
     run = match[1]
     return " ".join(run) if run and "i" in run and run.lower() not in _WORDS_WITH_I else match[0]
 
 
 def named_values(members: list[str]) -> dict[str, str] | None:
-    """Names and values of `x = 2, y = 3`, in their order; None unless there are two and more, of different letters."""
+    """Return names and values of `x = 2, y = 3`, in their order; None unless there are at least two, with different
+    letters."""
     found = [_VALUE.fullmatch(member) for member in members]
     values = {match[1]: match[2].strip() for match in found if match}
     letters = {name.partition("_")[0] for name in values}

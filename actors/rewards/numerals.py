@@ -25,20 +25,20 @@ _DOLLARS = re.compile(r"(\d+) dollars?,? (?:and )?(\d{1,2}) cents?")
 _MIXED = re.compile(r"([-+]?)(\d+|[1-9]\d{0,2}(?: \d{3})+)(?: ?\\frac\{(\d+)\}\{(\d+)\}| (\d+)/(\d+))")
 _DECIMAL_COMMA = re.compile(r"[-+]?(?:0,\d+|\d+,(?:\d{1,2}|\d{4,}))")
 _MAX_DIGITS = 400  # longer digit strings are never answers; bounds the cost of exact arithmetic
-PLACES = 6  # a decimal equals what rounds to it at so many places; below 1, at so many significant digits
+PLACES = 6  # decimals that decide if one number is inexact; below 1, significant digits
 
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """An exact value; of `25%` it is 25."""
+    """An exact value; 25 for `25%`."""
 
     value: Fraction
     percent: bool = False
-    decimal_places: int | None = 0  # None: not written as a decimal, but as a fraction
+    decimal_places: int | None = 0  # None: written as a fraction, not as a decimal
 
 
 def plain_number(text: str) -> Number | None:
-    r"""`1,234.50`, `$18`, `-7`, `\frac{3}{4}`, `3/4`, `1 1/2`, `25\%`, `18.`, `4.5e33`, `4.5 \times 10^{33}`,
+    r"""Read `1,234.50`, `$18`, `-7`, `\frac{3}{4}`, `3/4`, `1 1/2`, `25\%`, `18.`, `4.5e33`, `4.5 \times 10^{33}`,
     `0.\overline{3}`; None for anything else."""
     text = tidy(text)
     if len(text) > _MAX_DIGITS or ", " in text:
@@ -68,7 +68,7 @@ def plain_number(text: str) -> Number | None:
 
 
 def _scaled(match: re.Match[str], percent: bool) -> Number:
-    """The number of a match of _SCIENTIFIC."""
+    """Return the number of a match of _SCIENTIFIC."""
     sign, digits, exponent, factor, power = match.groups()
     digits = re.sub("[, ]", "", digits or factor or "1").removesuffix(".")
     shift = int(exponent or power.strip("{}()"))
@@ -77,7 +77,7 @@ def _scaled(match: re.Match[str], percent: bool) -> Number:
 
 
 def _repeated(sign: str, whole: str, fixed: str, block: str, first: str, middle: str, last: str) -> Fraction:
-    """The number of the groups of a match of _REPEATING."""
+    """Return the number of the groups of a match of _REPEATING."""
     block = block or first + middle + last
     tail = Fraction(int(fixed or "0")) + Fraction(int(block), int("9" * len(block)))
     value = int(whole or "0") + tail / int("1" + "0" * len(fixed))
@@ -85,7 +85,7 @@ def _repeated(sign: str, whole: str, fixed: str, block: str, first: str, middle:
 
 
 def amount(text: str) -> Number | None:
-    r"""A number, with or without its unit: `100 dollars`, `15\mbox{ cm}^2`, `90^\circ`, `28 percent`, `2 million`,
+    r"""Read a number, with or without its unit: `100 dollars`, `15\mbox{ cm}^2`, `90^\circ`, `28 percent`, `2 million`,
     `9.8\,\mathrm{m/s^2}`, `5 dollars and 50 cents`."""
     number = plain_number(text)
     if number is None:
@@ -99,7 +99,7 @@ def amount(text: str) -> Number | None:
 
 
 def decimal_digits(number: Number) -> str | None:
-    """A decimal written out, without a power of ten; None for a fraction and for a percentage."""
+    """Write a decimal out, without a power of ten; None for a fraction and for a percentage."""
     if number.percent or number.decimal_places is None:
         return None
     units = Decimal(int(number.value * 10**number.decimal_places))
@@ -107,7 +107,8 @@ def decimal_digits(number: Number) -> str | None:
 
 
 def rounded_places(gold: str) -> int | None:
-    """The decimals of a gold answer that may be rounded: of three significant digits and more. None for any other."""
+    """Return the decimals of a gold answer that may be rounded: one with at least three significant digits. Else
+    None."""
     number = amount(gold)
     return None if number is None else _rounded(number)
 
@@ -119,7 +120,7 @@ def _rounded(number: Number) -> int | None:
 
 
 def _exact_places(value: Fraction) -> int:
-    """The places to which an inexact number is compared: six, below 1 as many as make six significant digits."""
+    """Return the places for comparing an inexact number: six, or below 1 as many as give six significant digits."""
     places, size = PLACES, abs(value)
     while size and size * 10 < 1:
         places, size = places + 1, size * 10
@@ -127,10 +128,10 @@ def _exact_places(value: Fraction) -> int:
 
 
 def same_number(gold: Number, answer: Number) -> bool:
-    """Whether a gold number and an answer are equal, by exact arithmetic.
+    """Return whether a gold number and an answer are equal, by exact arithmetic.
 
-    A percentage equals its number and its fraction: 28% is 28 and 0.28. A gold answer with three significant digits and
-    more may be the rounded form of an exact answer. Where one of them is a fraction or has more than six decimals, six
+    A percentage equals its number and its fraction: 28% is 28 and 0.28. A gold answer with at least three significant
+    digits may be the rounded form of an exact answer. If one of them is a fraction or has more than six decimals, six
     decide; below 1, six significant digits.
     """
     values = [answer.value]
@@ -154,6 +155,6 @@ def same_number(gold: Number, answer: Number) -> bool:
 
 
 def decimal_comma(text: str) -> Fraction | None:
-    """`2,74` read as 2.74; None where the comma could separate thousands, or is none."""
+    """Read `2,74` as 2.74; None without a comma, or if it could separate thousands."""
     text = tidy(text)
     return Fraction(text.replace(",", ".")) if len(text) < _MAX_DIGITS and _DECIMAL_COMMA.fullmatch(text) else None

@@ -1,8 +1,8 @@
-"""The `code` term: does the response's program pass its tests? Owns how a response and a record become one program and
-its tests; what is code in a response is extraction.py's, the forms of tests are forms.py's, running is the sandbox's.
+"""The `code` term: whether the response's program passes its tests. Owns how a response and a record become one program
+and its tests. extraction.py finds the code in a response, forms.py reads the tests, and the sandbox runs them.
 
-HumanEval's records have a stub. Code that defines the entry point replaces it and keeps what stands above it (imports,
-helpers); other code continues it, and ends where a model that runs on begins its next top-level statement.
+HumanEval's records have a stub. Code that defines the entry point replaces the stub and keeps the lines above the entry
+point (imports, helpers). Other code continues the stub, and ends before the next top-level statement.
 """
 
 import re
@@ -24,8 +24,8 @@ _METHOD = re.compile(r"(\w+)\(\)\.(\w+)")
 def assemble(
     response: str, record: Mapping[str, Any], which: str = "last", *, thinking: bool = False
 ) -> tuple[str, Trial]:
-    """(program, tests), `which` and `thinking` as in extract_code. GradingError if the record has none, BadRecordError
-    if they cannot be run."""
+    """Return (program, tests); `which` and `thinking` as in extract_code. GradingError if the record has no tests,
+    BadRecordError if they cannot be run."""
     code, fenced = extract_code(response, which, thinking=thinking)
     if isinstance(record.get("test"), str) and isinstance(record.get("entry_point"), str):
         return _humaneval(code, fenced, record)
@@ -67,7 +67,7 @@ def _humaneval(code: str, fenced: bool, record: Mapping[str, Any]) -> tuple[str,
 
 
 def _definitions(stub: str, start: re.Match[str] | None) -> str:
-    """What the tests may use of the stub: all that stands above the entry point, which is the program's."""
+    """Return the stub's definitions for the tests: all above the entry point, which is the program's."""
     return stub[: start.start()] if start else stub
 
 
@@ -93,4 +93,4 @@ class CodeTerm:
         return Score(float(verdict.passed), verdict.message or None)
 
     def close(self) -> None:
-        """Nothing outlives a call."""
+        """Do nothing: nothing outlives a call."""

@@ -1,5 +1,6 @@
-r"""Solved inequalities and sets written by a property, as intervals: `x < 1 \text{ or } x \ge 3`, `\{x \mid x > 2\}`.
-Owns the wording only; an inequality that has yet to be solved is no interval.
+r"""Writes solved inequalities, and sets defined by a property, as intervals.
+
+Examples: `x < 1 \text{ or } x \ge 3`, `\{x \mid x > 2\}`. Owns the wording only; an unsolved inequality is no interval.
 """
 
 import re
@@ -27,7 +28,7 @@ _FLIP = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
 
 
 def is_relation(text: str) -> bool:
-    """Whether a tidy text compares two things otherwise than by `=`."""
+    """Return whether a tidy text compares two things other than by `=`."""
     return _RELATION.search(text) is not None
 
 
@@ -36,19 +37,20 @@ def is_interval(text: str) -> bool:
 
 
 def joined_words(text: str) -> str:
-    r"""`1 \text{ or } 2` as `1 or 2`."""
+    r"""Write `1 \text{ or } 2` as `1 or 2`."""
     return _JOINING.sub(r" \1 ", text)
 
 
 def without_property(text: str) -> str:
-    r"""What holds of the members of a set of real numbers: of `\{x \mid x > 2\}` it is `x > 2`, of any other all."""
+    r"""Return the property that defines a set of real numbers, such as `x > 2` for `\{x \mid x > 2\}`; other text
+    unchanged."""
     found = _PROPERTY.fullmatch(text)
     return found[2] if found is not None and (is_relation(found[2]) or "=" in found[2]) else text
 
 
 def solution_set(text: str, members: list[str]) -> str | None:
-    """A solved inequality as an interval, several joined by "or" as their union, whose members the caller has split:
-    None for any other."""
+    """Return a solved inequality as an interval, and several joined by "or" (`members`, split by the caller) as their
+    union. Else None."""
     text = without_text_macros(joined_words(text))
     intervals = [_interval(member) for member in (members if _OR.search(text) else [text])]
     return r" \cup ".join(interval for interval in intervals if interval) if all(intervals) else None

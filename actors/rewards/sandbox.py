@@ -1,8 +1,8 @@
 """Runs untrusted programs and their tests, confined, with a deadline. Owns the processes, their private folder and its
-removal; what happens inside is the package confinement's, and what it does not cover is said by `describe_confinement`.
+removal. The package confinement owns what happens inside; `describe_confinement` reports what it does not cover.
 
-A program passes when the judge has run every test to its end. The judge is another process than the program, so there
-is nothing in the program's interpreter, and no descriptor, from which a verdict could be made.
+A program passes if the judge has run every test to its end. The judge is a separate process, so the program's
+interpreter holds nothing, and no descriptor, from which a verdict could be made.
 """
 
 import json
@@ -24,7 +24,7 @@ import psutil
 
 _log = logging.getLogger(__name__)
 _PACKAGE = Path(__file__).with_name("confinement")
-# The package is run by its folder and without its parents, whose imports would delay every graded program.
+# The package is run by its folder, without its parents, whose imports would delay every graded program.
 _START = (
     "import sys, types; package = types.ModuleType('confinement'); package.__path__ = [sys.argv[1]]; "
     "sys.modules['confinement'] = package; from confinement.main import main; main()"
@@ -32,13 +32,13 @@ _START = (
 _NAMESPACES = b'"namespaces": true'
 _MAX_ANSWER_BYTES = 65_536
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
-_MOVED = f"moved-{secrets.token_hex(8)}-"  # no program knows it, so no name of its own is in the way
+_MOVED = f"moved-{secrets.token_hex(8)}-"  # no program can guess it, so it never collides with a program's own name
 _START_S = 5.0  # allowance for starting the interpreter on a busy machine; the program's own time is separate
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one program may use."""
+    """Resource limits of one program."""
 
     timeout_s: float = 10.0  # wall clock; CPU time gets the same, rounded up
     memory_bytes: int = 1 << 30  # address space of each process; twice as much for all of them together
@@ -49,13 +49,13 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """What a program must do. `kind` says which of the fields are used; without any, to run to its last line.
+    """Tests of a program. `kind` says which of the fields are used; without tests, it must run to its last line.
 
-    source: statements of the tests that assert, run by the judge; `names` of the program that they use, what they use
-    without importing it (`borrowed`: name, and `module` or `module:attribute`), and a `stub` whose definitions are the
-    judge's own.
-    calls: (arguments, expected value) each, of `function`, or of that method of the program's class Solution.
-    scripts: (standard input, expected output) each.
+    - source: statements of the tests that assert, run by the judge; `names` of the program that they use, names that
+      they use without an import (`borrowed`: name, and `module` or `module:attribute`), and a `stub` whose definitions
+      are the judge's own.
+    - calls: (arguments, expected value) each, of `function`, or of that method of the program's class Solution.
+    - scripts: (standard input, expected output) each.
     """
 
     kind: Literal["source", "calls", "scripts"] = "source"
@@ -66,7 +66,7 @@ class Trial:
     function: str = ""
     method: bool = False
     cases: tuple[tuple[Any, Any], ...] = ()
-    prelude: bool = False  # the program may use what public solutions use without importing it
+    prelude: bool = False  # the program may use the names that public solutions use without an import
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class Verdict:
 
     passed: bool
     message: str
-    confinement: dict[str, Any] | None  # what the child reports; None if it never got so far
+    confinement: dict[str, Any] | None  # the child's report; None if it did not get that far
     ungradable: bool = False  # the tests cannot be run: no fault of the program
 
 
@@ -83,8 +83,8 @@ NO_TRIAL = Trial()
 
 
 def run_confined(code: str, limits: Limits, tests: Trial = NO_TRIAL) -> Verdict:
-    """Runs Python source against its tests. Its standard input is empty (but for a script's) and what it prints, a
-    script apart, is discarded. Thread-safe."""
+    """Run Python source against its tests. Only scripts get standard input, and only their output is kept.
+    Thread-safe."""
     token = secrets.token_hex(16)
     bounds = {
         "cpu_s": int(limits.timeout_s) + 1,
@@ -137,7 +137,7 @@ def run_confined(code: str, limits: Limits, tests: Trial = NO_TRIAL) -> Verdict:
 
 
 def describe_confinement() -> tuple[list[str], list[str]]:
-    """(what is confined, what is not) on this machine, measured by running an empty program."""
+    """Return (what is confined, what is not) on this machine, measured by running an empty program."""
     got = run_confined("", Limits()).confinement
     if got is None:
         return [], ["the confined interpreter does not start on this machine: code cannot be graded"]
@@ -199,10 +199,10 @@ def _private_folder() -> Iterator[str]:
 
 
 def _remove(folder: str) -> None:
-    """Removes a tree, whatever its program did to it: folders without permissions, or nested beyond any recursion.
+    """Remove a tree in any state: folders without permissions, or nested beyond any recursion.
 
-    Works by descriptors and follows no link. Every folder found is moved up into the first one before it is emptied, so
-    that the depth of the tree, and the length of its paths, do not matter. Raises nothing: the verdict is known.
+    Works by descriptors and follows no link. Moves each folder up into the first one before emptying it, so that the
+    depth of the tree and the length of its paths do not matter. Raises nothing: the verdict is known.
     """
     try:
         above, name = os.path.split(folder)
@@ -222,7 +222,7 @@ def _remove(folder: str) -> None:
 
 
 def _empty(top: int) -> None:
-    """Removes what is in the open folder `top`."""
+    """Remove the contents of the open folder `top`."""
     moved = 0
     open_ends = [_unlink_files(top)]
     while open_ends:
@@ -242,7 +242,7 @@ def _empty(top: int) -> None:
 
 
 def _unlink_files(folder: int) -> list[str]:
-    """Removes the files of an open folder; returns its folders, made accessible."""
+    """Remove the files of an open folder; return its folders, made accessible."""
     folders = []
     with os.scandir(folder) as entries:
         for entry in entries:
@@ -255,7 +255,7 @@ def _unlink_files(folder: int) -> list[str]:
 
 
 def _unlock(name: str, parent: int) -> None:
-    """Makes a folder readable and writable; never what a link in its place leads to."""
+    """Make a folder readable and writable; never follow a link in its place."""
     if not hasattr(os, "O_PATH"):
         os.chmod(name, 0o700, dir_fd=parent, follow_symlinks=False)
         return
@@ -267,7 +267,7 @@ def _unlock(name: str, parent: int) -> None:
 
 
 def _read_answers(answers: int, process: subprocess.Popen[bytes], timeout_s: float) -> tuple[list[bytes], bool]:
-    """Lines until the second one, the end of the process or the deadline, which counts from the first line."""
+    """Read lines until the second one, the end of the process or the deadline, which counts from the first line."""
     received = b""
     deadline = time.monotonic() + timeout_s + _START_S
     started = False
@@ -279,7 +279,7 @@ def _read_answers(answers: int, process: subprocess.Popen[bytes], timeout_s: flo
         remaining_s = deadline - time.monotonic()
         if remaining_s <= 0:
             return received.split(b"\n"), True
-        ended = process.poll() is not None  # before looking at the pipe, so that nothing it wrote is missed
+        ended = process.poll() is not None  # before reading the pipe, so that none of its output is missed
         # A grandchild may hold the pipe open: do not wait for its end only.
         if poll.poll(0 if ended else min(remaining_s, 0.1) * 1000):
             part = os.read(answers, 65_536)
@@ -310,10 +310,10 @@ def _verdict(lines: list[bytes], timed_out: bool, token: str, timeout_s: float) 
 
 
 def _kill_tree(process: subprocess.Popen[bytes], *, namespaces: bool) -> None:
-    """Ends the supervisor and everything below it.
+    """End the supervisor and everything below it.
 
-    With a PID namespace, the supervisor's end is enough. Without, the supervisor adopts every orphan, so the tree below
-    it is complete; it is killed again and again until a fork bomb has lost the race, and the supervisor last.
+    With a PID namespace, ending the supervisor is enough. Without one, the supervisor adopts every orphan, so the tree
+    below it is complete. Kill it repeatedly until a fork bomb has lost the race, and the supervisor last.
     """
     for _ in range(0 if namespaces else 100):
         if process.poll() is not None or not _kill_below(process.pid):
@@ -323,7 +323,7 @@ def _kill_tree(process: subprocess.Popen[bytes], *, namespaces: bool) -> None:
 
 
 def _kill_below(pid: int) -> int:
-    """Kills the living descendants of a process; returns how many there were."""
+    """Kill the living descendants of a process; return how many there were."""
     killed = 0
     try:
         for child in psutil.Process(pid).children(recursive=True):

@@ -1,12 +1,12 @@
-"""Which names of a record's tests the program supplies. Owns the decision; runs nothing and reads no program.
+"""Decides which names of a record's tests the program supplies. Owns the decision; runs nothing and reads no program.
 
-The judge compares. So what tests compare with must never be the program's: else the program decides its own verdict,
-and is told what is expected as an argument. Decided by the tests alone, before any program is seen:
+The judge compares. So the tests' comparisons must never be the program's: otherwise the program decides its own verdict
+and receives the expected value as an argument. The tests alone decide, before any program is seen:
 
 - an attribute's base (`np.`, `pytest.`) is a module or a class, never a function under test;
 - a name that tests use to compare or to build (`isclose`, `approx`, `Counter`) is the library's;
-- what the program returned is followed through variables, loops and the tests' own helpers. A name of the program that
-  is called with it *and* with data of the tests (`is_equal(f(1), 5)`), or that stands against it (`f(1) == P(5)`), is
+- the program's results are followed through variables, loops and the tests' own helpers. A name of the program that
+  is called with one *and* with data of the tests (`is_equal(f(1), 5)`), or is compared with one (`f(1) == P(5)`), is
   no function under test. If the library has it, it is the library's; else the record is bad.
 """
 
@@ -36,7 +36,7 @@ _BUILDERS = {
     "string": "ascii_letters ascii_lowercase ascii_uppercase digits punctuation",
     "math": "inf nan pi", "numpy": "array ndarray", "copy": "deepcopy",
 }  # fmt: skip
-# A program may be asked for one of these: the library's where they stand beside a name that the library has not.
+# A record may ask a program for one of these. It is the library's if a name beside it is not in the library.
 _HELPERS = {
     "math": "ceil cos exp floor hypot isinf isnan isqrt log log10 log2 prod radians degrees sin sqrt tan",
     "itertools": "accumulate chain combinations islice permutations product zip_longest",
@@ -50,7 +50,7 @@ def _table(*tables: dict[str, str]) -> dict[str, str]:
 
 _PLAIN = _table({"typing": " ".join(typing.__all__)}, _COMPARERS, _BUILDERS)
 _LIBRARY = _table(_HELPERS) | _PLAIN
-# Built-in names that tests apply to what they compare, and which therefore stay built-in if there is a choice.
+# Built-in names that tests apply to what they compare. They stay built-in if there is a choice.
 # fmt: off
 _COMPARING = frozenset({
     "abs", "all", "any", "bool", "bytes", "complex", "dict", "divmod", "enumerate", "filter", "float", "frozenset",
@@ -61,9 +61,9 @@ _COMPARING = frozenset({
 
 
 def resolve(tests: ast.Module, stub: ast.Module, entry_point: str | None) -> tuple[set[str], dict[str, str]]:
-    """(names that the program supplies, names that are a module's: `module` or `module:attribute`).
+    """Return (names that the program supplies, names that are a module's: `module` or `module:attribute`).
 
-    BadRecordError if the tests leave to the program what they compare with, or need what is not installed.
+    BadRecordError if the tests leave a comparison to the program, or need a package that is not installed.
     """
     nodes = [node for tree in (tests, stub) for node in ast.walk(tree)]
     _require_imports(tests, stub)
@@ -104,14 +104,15 @@ def resolve(tests: ast.Module, stub: ast.Module, entry_point: str | None) -> tup
 def _lend_library(
     tests: ast.Module, wanted: set[str], declared: dict[str, str], borrowed: dict[str, str], under_test: set[str]
 ) -> None:
-    """Moves from `wanted` to `borrowed` what is the library's; BadRecordError for what then still compares."""
+    """Move the library's names from `wanted` to `borrowed`; BadRecordError for names of the program that still
+    compare."""
 
     def lend(names: Iterable[str]) -> None:
         for name in names:
             wanted.discard(name)
             borrowed[name] = _LIBRARY[declared.get(name, name)]
 
-    if wanted - _PLAIN.keys():  # else a program is asked for a Counter of its own
+    if wanted - _PLAIN.keys():  # else a program is asked for its own Counter
         lend((wanted & _PLAIN.keys()) - declared.keys())
     for together in Flow(tests, wanted, _LIBRARY).statements:
         if together - _LIBRARY.keys():
@@ -130,7 +131,7 @@ def _lend_library(
 
 
 def _free(nodes: list[ast.AST]) -> set[str]:
-    """Names that are read and nowhere bound."""
+    """Return names that are read and nowhere bound."""
     loaded = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
     bound = {node.id for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load)}
     bound |= {node.arg for node in nodes if isinstance(node, ast.arg)}
@@ -145,7 +146,7 @@ def _free(nodes: list[ast.AST]) -> set[str]:
 
 
 def _declared(nodes: list[ast.AST]) -> dict[str, str]:
-    """What the tests import from the program, by the names that they use: `from solution import f as g`."""
+    """Return the names imported from the program, by the names in use: `from solution import f as g`."""
     found = {alias.asname or alias.name: alias.name for node in nodes if _from_solution(node) for alias in node.names}
     found.pop("*", None)
     modules = solutions(nodes)
@@ -164,7 +165,7 @@ def _imports_solution(node: ast.AST) -> bool:
 
 
 def _require_imports(*trees: ast.Module) -> None:
-    """What a `try` imports may be missing."""
+    """Raise BadRecordError for a missing import; one within a `try` may be missing."""
     for tree in trees:
         tried = {id(n) for t in ast.walk(tree) if isinstance(t, ast.Try) for part in t.body for n in ast.walk(part)}
         for node in ast.walk(tree):

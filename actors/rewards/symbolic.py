@@ -1,8 +1,8 @@
 r"""Equality of two expressions by math-verify, in the process that child_main.py runs. Loaded by its path: imports
 nothing of Paceline. Owns how an expression is read, and to how many digits numbers must agree.
 
-An expression that cannot be read as a whole has no value: no part of it stands for it. Of a chain of equations the last
-member does.
+An expression that cannot be read as a whole has no value: no part of it may stand for it. The value of a chain of
+equations is that of its last member.
 """
 
 import logging
@@ -17,21 +17,22 @@ from math_verify.parser import get_last_eq
 from sympy import Abs, Expr, Float, floor, log, nan, zoo
 
 logging.getLogger("math_verify").setLevel(logging.CRITICAL)  # it logs every expression that it cannot read
-# Without its units, which take letters away: it reads 2 - c as "2 -", and 4m as 4.
+# Without its units, which remove letters: it reads 2 - c as "2 -", and 4m as 4.
 _SPELLING = NormalizationConfig(basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none")
 _IMAGINARY = re.compile(r"(?<![A-Za-z\\])[A-Za-z]?i[A-Za-z]?(?![A-Za-z])")
-_PLACES = 6  # to which inexact numbers must agree; below 1 so many significant digits
-_EXACT, _INEXACT = 1e-25, 1e-12  # relative difference of what is equal, without and with decimals
+_PLACES = 6  # decimals to which inexact numbers must agree; below 1, significant digits
+_EXACT, _INEXACT = 1e-25, 1e-12  # largest relative difference of equal values, without and with decimals
 _Expression = Any  # sympy's classes have no common base: numbers, sets, tuples, matrices, relations
 
 
 def comparison() -> Callable[[Any], bool]:
-    """What answers `equal` (gold, answer, places), `near` (exact, decimal, places) and `readable` (text)."""
+    """Return the function that answers `equal` (gold, answer, places), `near` (exact, decimal, places) and `readable`
+    (text)."""
     theirs = grader.sympy_numeric_eq
     explicit = False  # whether the places are those of the gold answer's own digits
 
     def numeric(gold: _Expression, answer: _Expression, places: int, precision: int) -> bool:
-        # Theirs rounds to absolute places and takes everything below 1e-15 for zero.
+        # Theirs rounds to absolute places and treats everything below 1e-15 as zero.
         return bool(theirs(gold, answer, places, precision)) and (explicit or _agree(gold, answer))
 
     grader.sympy_numeric_eq = numeric
@@ -53,26 +54,26 @@ def comparison() -> Callable[[Any], bool]:
         # No timeout of its own: it needs the main thread's SIGALRM, which is this process's last resort.
         return bool(verify([gold], [given], float_rounding=int(texts[2] or _PLACES), timeout_seconds=0))
 
-    answer(("equal", "x+1", "1+x", ""))  # what this fills (the parser's tables, sympy's caches) every fork then has
+    answer(("equal", "x+1", "1+x", ""))  # fills the parser's tables and sympy's caches for every fork
     return answer
 
 
 @lru_cache(maxsize=256)
 def _read(text: str, *, complex: bool) -> _Expression | None:
-    """The value of an expression; None if it cannot be read as a whole."""
+    """Return the value of an expression; None if it cannot be read as a whole."""
     latex = normalize_latex(text, _SPELLING)
     for part in dict.fromkeys((latex, get_last_eq(latex))):
         try:
             value = latex2sympy(part, is_real=not complex, convert_degrees=False, normalization_config=None)
-            if not (hasattr(value, "has") and value.has(zoo, nan)):  # as 1/0, which equals every other such
+            if not (hasattr(value, "has") and value.has(zoo, nan)):  # such as 1/0, which equals every other such
                 return value
-        except Exception:  # the parser raises what it likes
+        except Exception:  # the parser may raise any exception
             continue
     return None
 
 
 def _agree(left: _Expression, right: _Expression) -> bool:
-    """Whether the difference of two expressions that were found equal is small beside themselves."""
+    """Return whether the difference of two expressions that were found equal is small relative to them."""
     if not (isinstance(left, Expr) and isinstance(right, Expr)) or left == right:
         return True
     inexact = left.has(Float) or right.has(Float)
@@ -90,14 +91,14 @@ def _agree(left: _Expression, right: _Expression) -> bool:
 
 
 def _size(expression: _Expression) -> _Expression:
-    """The largest coefficient; of a number itself."""
+    """Return the absolute value of a number, or the largest coefficient of an expression."""
     if not expression.free_symbols:
         return Abs(expression).evalf(50)
     return max((Abs(factor).evalf(50) for factor in expression.as_coefficients_dict().values()), default=Float(0))
 
 
 def _near(exact: _Expression, decimal: _Expression, places: int) -> bool:
-    """Whether a decimal is a value to its last place, rounded or cut off."""
+    """Return whether a decimal equals a value to its last place, rounded or truncated."""
     try:
         return bool(Abs(exact - decimal).doit().evalf(50) <= Float(10) ** -places * (1 + _INEXACT))
     except (TypeError, ValueError, AttributeError, ArithmeticError):

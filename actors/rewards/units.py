@@ -1,5 +1,5 @@
-r"""Units behind a number: which words and signs are one, and what they multiply by. Never converts between units:
-graders of mathematics compare the number, whatever it counts.
+r"""Units behind a number: which words and signs are units, and their factors. Never converts between units: graders of
+mathematics compare the number, whatever it counts.
 """
 
 import re
@@ -16,7 +16,7 @@ _FRACTION = re.compile(rf"\s*\\frac{_WRITTEN_UNITS}{_WRITTEN_UNITS}$")  # \frac{
 _POWERS = re.compile(rf"(?<=[a-z]){_EXPONENT}|(?<=[a-z])[23](?![0-9a-z])")
 _SYMBOL = r"(?:[kcdmMGun]?(?:m|g|s|Pa|N|J|W|V|A|Hz|mol|eV|cal|L|l)|K|min|h|hr|sec|yr|rad|ft|mi|lb|atm|erg)"
 _POWERED = rf"{_SYMBOL}(?![A-Za-z]){_EXPONENT}?"
-_COMPOUND = re.compile(  # bare ones: kg m/s^2; the known ones only, one of them of two letters, or m/s
+_COMPOUND = re.compile(  # bare ones: kg m/s^2; only known ones, and one of two letters, or m/s
     rf"(?<=[\d}}])\s+(?=m/s|[^/]{{0,40}}[A-Za-z]{{2}}){_POWERED}(?:(?:\s*(?:/|\\cdot)\s*|\s+){_POWERED}){{1,4}}$"
 )
 _COUNTED = re.compile(r"(?<=\d)\s*\(\s*[A-Za-z]{3,24}(?:\s+[A-Za-z]{1,24}){0,3}\s*\)$")  # 9 (apples)
@@ -28,7 +28,7 @@ _SHORT = (
     r"mm|cm|dm|km|in|ft|yd|mi|mg|kg|lbs?|oz|ml|cl|hrs?|mins?|secs?|mph|kph|km/h|m/s|gm|usd|eur|rs|kwh|[km]?hz|sq|cu|"
     r"c?m[23]|ft2|deg|rad"
 )
-# A bare word: a known short unit, or a word of four letters and more that is no function and no name of a number.
+# A bare word: a known short unit, or a word of at least four letters that is no function and no name of a number.
 _MATHEMATICAL = (
     r"(?:sin|cos|tan|cot|sec|csc|arc|log|exp|sqrt|root|frac|theta|alpha|beta|gamma|delta|lambda|omega|sigma|infinity|"
     r"modulo|choose|over|times|plus|minus|equals|remainder)"
@@ -40,11 +40,11 @@ _BARE = re.compile(
 )
 _LETTER = re.compile(r"(?<=\d)\s+[hmsgLl]$")  # 3 h, but not 3h or R^2 h
 _PLAIN = re.compile(r"[-+]?[\d.,]+\s+[A-Za-z]")
-_WORDS = 6  # a unit has no more words than this: "kg" "m" "/" "s^2", "miles per hour each"
+_WORDS = 6  # most words in a unit: "kg" "m" "/" "s^2", "miles per hour each"
 
 
 def split_unit(text: str) -> tuple[str | None, Fraction, bool]:
-    """(text without its unit, factor, percent) of a tidy text; (None, 1, False) if it ends with none."""
+    """Return (text without its unit, factor, percent) of a tidy text; (None, 1, False) without a unit."""
     factor, percent, rest = Fraction(1), False, text
     for pattern in (_COUNTED, _COMPOUND):
         if (match := pattern.search(text)) is not None:
@@ -60,7 +60,7 @@ def split_unit(text: str) -> tuple[str | None, Fraction, bool]:
 
 
 def _cut(text: str) -> tuple[str | None, str]:
-    """The text without its last unit, and that unit; (None, "") if there is none."""
+    """Return (text without its last unit, that unit); (None, "") if there is none."""
     if (match := _FRACTION.search(text)) is not None:
         return text[: match.start()].rstrip(), ""
     for pattern in (_WRITTEN, _BARE):

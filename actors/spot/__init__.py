@@ -1,1 +1,1 @@
-"""Drafter training in a process of its own beside a rollout engine. No Ray here; `actors.rollout_worker` owns it."""
+"""Drafter training in a separate process beside a rollout engine. No Ray here; `actors.rollout_worker` owns it."""

@@ -1,10 +1,11 @@
-"""Selective asynchronous checkpoints of a drafter (TLT 4.2): what is trained and its optimizer, nothing frozen, copied
-aside in milliseconds and written by a background thread. Owns their names, their atomicity and which are kept.
+"""Selective asynchronous checkpoints of a drafter (TLT 4.2): trained weights and their optimizer, nothing frozen. They
+are copied in milliseconds and written by a background thread.
 
 `root` is the history of one drafter: `<number>_step_<step>/{state.json, tensors/, checksums.json}`. Numbers only grow,
-across processes and roll-backs, so no name is used twice, and the highest is what a trainer goes on from. A directory
-is written under a hidden name, sealed (models.durable), synced and renamed: killed at any moment, it exists completely
-or not at all. Its writer holds a lock on it, which ends with the writer: what is unfinished and unlocked is removed.
+across processes and roll-backs, so no name is used twice, and a trainer resumes from the highest. A directory is
+written under a hidden name, sealed (models.durable), synced and renamed: whenever the process is killed, it exists
+completely or not at all. Its writer holds a lock on it, which ends with the writer; unfinished directories without a
+lock are removed.
 """
 
 import fcntl
@@ -33,38 +34,37 @@ _UNFINISHED = re.compile(r"\.writing-(\d{6,})")
 
 
 class Checkpoints:
-    """Single-threaded but for the writing itself: one save at a time."""
+    """Checkpoints of one drafter. Single-threaded except for the writing: one save at a time."""
 
     def __init__(
         self, root: str | Path, keep: int, publish_dtype: torch.dtype, report: Callable[[Checkpointed], None]
     ) -> None:
-        """`publish_dtype`: of the weights as they are published. `report` is called by the writing thread once a
-        checkpoint is durable."""
+        """`publish_dtype`: of published weights. The writing thread calls `report` once a checkpoint is durable."""
         self.root, self.keep, self._dtype, self._report = Path(root), keep, publish_dtype, report
         self._staged: dict[str, Tensor] = {}
         self._writing: threading.Thread | None = None
-        self.blocking_s = 0.0  # what the last save made its caller wait
+        self.blocking_s = 0.0  # time that the last save blocked its caller
 
     def save(self, step: int, tensors: Mapping[str, Tensor]) -> bool:
-        """Copy the tensors aside and have them written. False, and nothing happens, while the one before is still
-        being written: training never waits for a disk. A write that fails is named on stderr."""
+        """Copy the tensors and write them in the background. Returns False, without effect, while the previous write
+        runs: training never waits for a disk. A failed write is reported on stderr."""
         started_s = time.perf_counter()
         if self.busy:
             return False
         self._stage(tensors)
         args = step, started_s
         self._writing = threading.Thread(target=self._write, args=args, name="checkpoint", daemon=True)
-        self.blocking_s = time.perf_counter() - started_s  # but for the thread's start, which is no copy
+        self.blocking_s = time.perf_counter() - started_s  # without the thread's start, which is no copy
         self._writing.start()
         return True
 
     @property
     def busy(self) -> bool:
-        """A checkpoint is being written."""
+        """Whether a checkpoint is being written."""
         return self._writing is not None and self._writing.is_alive()
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Until nothing is being written."""
+        """Wait until nothing is being written."""
         if self._writing is not None:
             self._writing.join(timeout_s)
 
@@ -81,7 +81,7 @@ class Checkpoints:
             torch.cuda.synchronize()
 
     def _write(self, step: int, started_s: float) -> None:
-        with suppress(OSError):  # Of this thread only: decoding and training come first.
+        with suppress(OSError):  # of this thread only: decoding and training have priority
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
         try:
             directory = self._write_directory(step)
@@ -96,7 +96,7 @@ class Checkpoints:
 
         number, temporary, lock = self._claim()
         try:
-            save_tensors(self._staged, temporary / TENSORS, distributed=False)  # synced by its writer
+            save_tensors(self._staged, temporary / TENSORS, distributed=False)  # its writer syncs it
             facts = {"step": step, "weights": self._published_checksum(step)}
             (temporary / STATE_FILE).write_text(json.dumps(facts), encoding="utf-8")
             seal(temporary)
@@ -116,12 +116,14 @@ class Checkpoints:
         return final
 
     def _published_checksum(self, step: int) -> int:
-        """As in the manifest of these weights (`DrafterTrainer.export`): they are known again when they come back."""
+        """Return the checksum in the manifest of these weights (`DrafterTrainer.export`), to recognise them when they
+        return."""
         parts = {name: t.to(self._dtype) for name, t in self._staged.items() if name.startswith("model.")}
         return pack(parts, step)[0].checksum
 
     def _claim(self) -> tuple[int, Path, int]:
-        """A number above every one there is, its directory, which nobody else writes to, and the lock on it."""
+        """Return a number above all existing ones, its directory, which no other process writes to, and the lock on
+        it."""
         self.root.mkdir(parents=True, exist_ok=True)
         with self._alone():
             names = (_COMPLETE.fullmatch(p.name) or _UNFINISHED.fullmatch(p.name) for p in self.root.iterdir())
@@ -131,21 +133,22 @@ class Checkpoints:
             return number, temporary, _locked(temporary)
 
     def _prune(self, number: int) -> None:
-        """All but the newest `keep`, and what a killed writer left unfinished, up to `number`."""
+        """Remove all but the newest `keep`, and unfinished ones of killed writers, up to `number`."""
         with self._alone():
             for old in history(self.root)[: -self.keep]:
                 with suppress(OSError):
                     old.rename(self.root / f".writing-{old.name.partition('_')[0]}")  # never half of one under its name
             for entry in self.root.iterdir():
                 match = _UNFINISHED.fullmatch(entry.name)
-                if match and int(match[1]) <= number:  # itself, if it was pruned at once
+                if match and int(match[1]) <= number:  # includes itself, if it was pruned at once
                     with suppress(BlockingIOError):  # it is being written
                         os.close(_locked(entry))
                         shutil.rmtree(entry, ignore_errors=True)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """While names are made or removed: a directory has its writer's lock from its first moment on."""
+        """Lock the root while names are made or removed, so that a directory has its writer's lock from the first
+        moment."""
         descriptor = os.open(self.root, os.O_RDONLY)
         try:
             _lock(descriptor, fcntl.LOCK_EX)
@@ -155,7 +158,8 @@ class Checkpoints:
 
 
 def _locked(directory: Path) -> int:
-    """A descriptor that holds the lock on a directory until it is closed. Raises BlockingIOError if another does."""
+    """Return a descriptor that holds the lock on a directory until closed. Raises BlockingIOError if another process
+    holds it."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         _lock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -171,11 +175,11 @@ def _lock(descriptor: int, how: int) -> None:
     except BlockingIOError:
         raise
     except OSError:
-        pass  # a file system without locks: then nobody is known to write
+        pass  # a file system without locks: no writers are known
 
 
 def history(root: str | Path) -> list[Path]:
-    """Complete checkpoints, oldest first. Empty if there are none or no such directory."""
+    """Return complete checkpoints, oldest first. Empty if there are none or no such directory."""
     root = Path(root)
     found = []
     for entry in root.iterdir() if root.is_dir() else ():
@@ -186,8 +190,8 @@ def history(root: str | Path) -> list[Path]:
 
 
 def find(root: str | Path, step: int, weights: int) -> Path | None:
-    """The newest checkpoint of the weights that were published as version `step` with checksum `weights`, or that came
-    back under that number."""
+    """Return the newest checkpoint of the weights published as version `step` with checksum `weights`, or restored
+    under that number."""
     for checkpoint in reversed(history(root)):
         with suppress(OSError, ValueError):
             facts = json.loads((checkpoint / STATE_FILE).read_text(encoding="utf-8"))
@@ -199,10 +203,10 @@ def find(root: str | Path, step: int, weights: int) -> Path | None:
 def restore(
     checkpoints: Sequence[Path], load: Callable[[Mapping[str, Tensor]], None], like: Mapping[str, Tensor]
 ) -> Path | None:
-    """Give the tensors (of the names and shapes in `like`) of the last one that can be read to `load`, and return it;
-    None if there is none. One that cannot be read, or does not fit, is named on stderr."""
+    """Load the last readable checkpoint: pass its tensors (names and shapes as in `like`) to `load`, and return it;
+    None if there is none. Unreadable or unfit ones are reported on stderr."""
     for checkpoint in reversed(checkpoints):
-        from actors.training.persistence import load_tensors  # half a second of imports that a first start is spared
+        from actors.training.persistence import load_tensors  # half a second of imports, saved at a first start
 
         tensors = {name: torch.empty(tensor.shape, dtype=tensor.dtype) for name, tensor in like.items()}
         try:

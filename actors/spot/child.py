@@ -1,7 +1,7 @@
-"""A spot trainer in a child process: the child's end. Owns the loop around the drafter's trainer.
+"""The child's end of a spot trainer: the loop around the drafter's trainer.
 
 A thread takes commands off the socket; the main thread applies them between micro-steps. A micro-step is never
-interrupted, but nothing in it waits long for other members once this one is told to stop (`actors.spot.members`).
+interrupted, but it does not wait long for other members once this one has a command to stop (`actors.spot.members`).
 """
 
 import os
@@ -54,8 +54,8 @@ from models.directory import SafetensorsDirectory
 from models.manifest import WeightsManifest
 from models.rope import RopeTable
 
-_GATHER_S, _STARVE_S, _JOIN_S = 0.005, 0.02, 0.05  # between looks for members, for data, for members that join
-_WRITTEN_WITHIN_S = 5.0  # a checkpoint that is under way when other weights come
+_GATHER_S, _STARVE_S, _JOIN_S = 0.005, 0.02, 0.05  # between checks for members, for data, for joining members
+_WRITTEN_WITHIN_S = 5.0  # limit of a running write when other weights arrive
 
 
 def main() -> None:
@@ -74,7 +74,7 @@ def _serve(link: Link) -> None:
 
 
 class Inbox:
-    """Commands in their order, and whether one of them wants the trainer to stand still."""
+    """Queue of commands, and whether one of them requires the trainer to stop."""
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[SpotCommand | Close] = queue.SimpleQueue()
@@ -87,7 +87,7 @@ class Inbox:
         self._queue.put(command)
 
     def take(self, timeout_s: float | None) -> SpotCommand | Close | None:
-        """The next command, waiting up to timeout_s (None: for ever) for it."""
+        """Return the next command, waiting up to timeout_s (None: for ever) for it."""
         try:
             command = self._queue.get(timeout=timeout_s) if timeout_s != 0 else self._queue.get_nowait()
         except queue.Empty:
@@ -101,7 +101,7 @@ class Inbox:
 
 
 class SpotLoop:
-    """One trainer's life: stands still, trains in sessions."""
+    """Main loop of one trainer: idle, or training in sessions."""
 
     def __init__(self, link: Link, start: wire.TrainerStart) -> None:
         self._link, self._options = link, start.options
@@ -122,7 +122,7 @@ class SpotLoop:
         self._feeding = Feeding(
             start.options.micro_step_tokens, config.vocab_size, config.hidden_size, fused * config.hidden_size
         )
-        self._newest = (0, 0)  # session and epoch
+        self._newest = (0, 0)  # latest session and epoch
         hear(link, self._inbox.put)
 
     @property
@@ -130,7 +130,7 @@ class SpotLoop:
         return self._residence.trainer
 
     def run(self) -> None:
-        """Until the parent closes it."""
+        """Run until the parent closes it."""
         while True:
             command = self._inbox.take(self._patience_s())
             if command is None:
@@ -143,7 +143,7 @@ class SpotLoop:
                 self._apply(command)
 
     def _patience_s(self) -> float | None:
-        """How long to wait for a command before the next round."""
+        """Return how long to wait for a command before the next round."""
         if self._members.session is None:
             return None
         if not self._members.count:
@@ -161,7 +161,7 @@ class SpotLoop:
             case StartTraining(session):
                 self._enter(session)
             case TrainOn(records):
-                if self._members.session is not None:  # Else it is late: the session has ended.
+                if self._members.session is not None:  # otherwise it is late: the session has ended
                     self._tell(*self._feeding.add(records))
             case StopTraining(at_s):
                 self._stop(at_s)
@@ -169,7 +169,7 @@ class SpotLoop:
                 config = self.trainer.head.config
                 if manifest.tensors:
                     self._residence.set_head(TargetHead.unpacked(config, manifest, memory, pin=self._residence.pins))
-                else:  # adapters came, which leave alone what a drafter shares
+                else:  # adapters: they leave the weights that a drafter shares unchanged
                     self._residence.same_head(manifest.version)
             case PublishDrafter():
                 self._tell(TrainedWeights(*self.trainer.export()))
@@ -180,7 +180,7 @@ class SpotLoop:
 
     def _enter(self, session: TrainSession) -> None:
         if (session.session, session.epoch) <= self._newest:
-            return  # late, or said twice
+            return  # late, or a repetition
         self._newest = session.session, session.epoch
         self._residence.move_in()
         store = self._members.enter(session)
@@ -198,7 +198,7 @@ class SpotLoop:
             self._save()
 
     def _load(self, manifest: WeightsManifest, memory: Bytes) -> None:
-        """Go on from other weights: with the optimizer they were trained with, if a checkpoint here has it."""
+        """Continue from other weights, with their optimizer state if a checkpoint here has it."""
         if self.trainer.steps == manifest.version and self.trainer.export()[0].checksum == manifest.checksum:
             return
         self._members.part()
@@ -208,7 +208,7 @@ class SpotLoop:
             trainer.load(manifest, memory)
         trainer.renumber(manifest.version)
         self._saved_step = -1
-        self._checkpoints.wait(_WRITTEN_WITHIN_S)  # a save beside a write would be skipped, and the roll-back be lost
+        self._checkpoints.wait(_WRITTEN_WITHIN_S)  # a save during a write would be skipped, and the roll-back lost
         self._save()
 
     # Micro-steps.
@@ -237,7 +237,7 @@ class SpotLoop:
             result = trainer.micro_step(records, reduce=reduce)
         except ValueError as error:
             self._tell(Skipped(len(records), str(error)))
-            result = trainer.micro_step([], reduce=reduce)  # The others are not to wait.
+            result = trainer.micro_step([], reduce=reduce)  # keeps the others from waiting
         except BrokenGroupError:
             self._feeding.put_back(records)
             raise
@@ -256,7 +256,7 @@ class SpotLoop:
             self._tell(NeedData(rows))
 
     def _save(self) -> None:
-        """A checkpoint of what has changed since the last one, unless that is still being written."""
+        """Save a checkpoint if weights changed since the last one, unless that is still being written."""
         trainer = self.trainer
         if trainer.steps != self._saved_step and self._checkpoints.save(trainer.steps, trainer.state_dict()):
             self._saved_step = trainer.steps
@@ -290,7 +290,7 @@ def _event(
 
 
 def _build(start: wire.TrainerStart) -> DrafterTrainer:
-    """The trainer on the host, with the target's head as the model directory has it."""
+    """Build the trainer on the host, with the target's head from the model directory."""
     dtype = getattr(torch, start.model.dtype)
     config = ModelConfig.from_hf(read_config(start.model.path))
     with SafetensorsDirectory(Path(start.model.path)) as tensors:
@@ -303,6 +303,6 @@ def _build(start: wire.TrainerStart) -> DrafterTrainer:
     if isinstance(start.init, int):
         return DrafterTrainer(target, start.options, seed=start.init)
     model = load_eagle(start.init, config, dtype=torch.float32, device="cpu", batch_invariant=False)
-    # What was fitted ended at a lower rate: a few micro-steps of an RL step at the first one would undo it.
+    # Fitting ended at a lower rate: a few micro-steps at the initial rate would undo it.
     rate = start.options.learning_rate * PlateauRule().rates[-1]
     return DrafterTrainer(target, start.options.model_copy(update={"learning_rate": rate}), model=model)

@@ -1,4 +1,4 @@
-"""What waits to be learned from: a few packs of records, checked one by one. Owns the queue; never touches a tensor."""
+"""Queue of training data: a few packs of records, checked one by one. Never touches a tensor."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -9,11 +9,11 @@ from contracts.records import SequenceRecord
 from contracts.spot import Skipped
 from models.manifest import ITEM_BYTES
 
-LOW_PACKS, WANTED_PACKS, MOST_PACKS = 2, 4, 8  # ask below the first, for the second; the third is the limit
+LOW_PACKS, WANTED_PACKS, MOST_PACKS = 2, 4, 8  # request below the first, up to the second; the third is the limit
 
 
 class Feeding:
-    """First in, first out, in rows (one row of states per position)."""
+    """FIFO queue, measured in rows (one row of states per position)."""
 
     def __init__(self, pack_rows: int, vocab_size: int, hidden_size: int, min_width: int) -> None:
         self._pack_rows, self._vocab_size = pack_rows, vocab_size
@@ -23,7 +23,7 @@ class Feeding:
         self._asked = False
 
     def add(self, records: Sequence[SequenceRecord]) -> list[Skipped]:
-        """Take what is sound and fits the queue; the rest is counted by reason."""
+        """Add valid records that fit the queue; return the others, counted by reason."""
         self._asked = False
         reasons: dict[str, int] = {}
         for record in records:
@@ -38,7 +38,7 @@ class Feeding:
         return [Skipped(count, reason) for reason, count in reasons.items()]
 
     def next_pack(self) -> list[SequenceRecord]:
-        """Records of one kind with at most a pack's rows, or one longer record; empty if nothing waits."""
+        """Return records of one kind with at most a pack's rows, or one longer record; empty if the queue is."""
         pack: list[SequenceRecord] = []
         rows = 0
         while self._records:
@@ -52,12 +52,12 @@ class Feeding:
         return pack
 
     def put_back(self, pack: Sequence[SequenceRecord]) -> None:
-        """To be the next pack again: nothing was learned from it."""
+        """Make this the next pack again: it was not trained on."""
         self._records.extendleft(reversed(pack))
         self._rows += sum(record.rows for record in pack)
 
     def wanted_rows(self) -> int:
-        """Rows worth asking for: 0 while enough waits, or an answer to the last question does."""
+        """Return the number of rows to request: 0 while the queue is long enough, or a request is pending."""
         if self._asked or self._rows >= LOW_PACKS * self._pack_rows:
             return 0
         self._asked = True
@@ -71,7 +71,7 @@ class Feeding:
         return len(self._records)
 
     def _flaw(self, record: SequenceRecord) -> str:
-        """What makes it unusable, or nothing."""
+        """Return why a record is unusable, or ""."""
         item = ITEM_BYTES.get(record.dtype)
         if item is None:
             return f"states of dtype {record.dtype}"

@@ -1,11 +1,11 @@
-"""The process groups of one epoch: gloo says who is there, and sums whatever lies on hosts; NCCL sums between devices.
+"""The process groups of one epoch: gloo synchronises the members and sums host memory; NCCL sums between devices.
 
-Owns which of the two carries gradients. Each micro-step's gloo collective comes first, so that a member that is gone is
-missed on the hosts, by its closed socket, before a device waits for it; one that goes later is missed by the deadline
-of whoever waits (`actors.spot.members`).
+Chooses which of the two sums gradients. Each micro-step's gloo collective comes first, so that a lost member is
+detected on the hosts, by its closed socket, before a device waits for it. A later loss is detected by the deadline of
+the waiting members (`actors.spot.members`).
 
-Why NCCL at all: the gradients of a 7B target's drafter are 1.0 GB (258 million parameters), which gloo takes about a
-second for, ten times as long as the micro-step; NVLink takes 5 ms, PCIe 80 ms.
+Reason for NCCL: the gradients of a 7B target's drafter are 1.0 GB (258 million parameters), for which gloo takes about
+a second, ten times the micro-step; NVLink takes 5 ms, PCIe 80 ms.
 """
 
 import logging
@@ -20,30 +20,30 @@ from models.nccl import abort_group, has_nccl, nccl_group
 from models.process_groups import gloo_group
 
 _LOG = logging.getLogger(__name__)
-_READ_S = 1.0  # for others to read the last of a collective
-_ATTEMPTS = 2  # to connect NCCL, one after the other: a member may be lost meanwhile, but hardly twice
+_READ_S = 1.0  # for others to finish reading a collective
+_ATTEMPTS = 2  # attempts to connect NCCL: a member may be lost meanwhile, but hardly twice
 
 
 class Transport:
-    """What this process may sum gradients with, and what it learned of it."""
+    """This process's means to sum gradients, and the outcome of earlier attempts."""
 
     def __init__(self, device: torch.device, collectives: Collectives = "auto") -> None:
         self.device = device
-        self.apart = device.type != "cpu"  # gradients are not where gloo sums
+        self.apart = device.type != "cpu"  # gradients are not in host memory
         self.nccl = collectives == "auto" and device.type == "cuda" and has_nccl()
         self._connecting = False
         self._failures = 0
 
     def connecting(self) -> None:
-        """NCCL begins to connect the members."""
+        """Note that NCCL starts to connect the members."""
         self._connecting = True
 
     def connected(self) -> None:
-        """It has."""
+        """Note that NCCL has connected them."""
         self._connecting, self._failures = False, 0
 
     def gave_up(self, why: str) -> None:
-        """No group was made. If it was for NCCL, and not the first time, sums go through the hosts from now on, which
+        """Note that no group was made. After repeated failures of NCCL, gradients are summed through the hosts, which
         always works."""
         self._failures += self._connecting
         self._connecting = False
@@ -57,22 +57,22 @@ class Transport:
 
 
 class TrainerGroup:
-    """Members that are connected. Works are polled with `models.process_groups.finished`."""
+    """A group of connected members. Poll works with `models.process_groups.finished`."""
 
     def __init__(self, hosts: Any, devices: Any, device: torch.device) -> None:
         """`hosts`: gloo. `devices`: NCCL between devices like `device`, else None."""
         self.hosts, self.devices = hosts, devices
-        self.carrier = hosts if devices is None else devices  # of gradients and states
-        self.place = torch.device("cpu") if devices is None else device  # where `carrier` wants them
+        self.carrier = hosts if devices is None else devices  # for gradients and states
+        self.place = torch.device("cpu") if devices is None else device  # device of the carrier's tensors
 
     def end(self, *, broken: bool) -> None:
-        """No collective of it any more. `broken`: one may hang in it."""
+        """End the group's collectives. `broken`: one may hang."""
         if self.devices is not None:
             abort_group(self.devices, 0.0 if broken else _READ_S)
 
 
 def connect(store: Any, session: TrainSession, transport: Transport, host: str, timeout_s: float) -> TrainerGroup:
-    """The group of an epoch, which all its members make now; blocks, for a thread. Raises RuntimeError."""
+    """Make the group of an epoch, with all its members; blocks, for a thread. Raises RuntimeError."""
     rank, size = session.rank, len(session.members)
     hosts = gloo_group(store, rank, size, host, timeout_s)
     if not transport.apart:

@@ -1,15 +1,15 @@
-"""The members of a training session: who sums gradients with whom. Owns collectives, epochs and the replicas' equality;
-never computes a gradient and never decides who belongs (the coordinator does; the session says it).
+"""The members of a training session: collectives, epochs and equal replicas. The coordinator decides the members, and
+the trainer computes the gradients.
 
-Every epoch of a session with several members has a process group of its own. Behind the gradients, each collective of a
-micro-step carries whether somebody leaves, and whether the leader goes on to its next epoch, which it does once those
-who join have come: so all change at the same micro-step boundary, without another message. What breaks (a member was
-killed, or is silent for `LIMIT_S`) breaks for all: that micro-step is dropped, and the rest wait for a newer session. A
-leader that is told of none for `ALONE_S` goes on alone until then.
+Every epoch of a session with several members has its own process group. Each micro-step's collective also carries two
+flags: whether a member leaves, and whether the leader continues to its next epoch, which it does once joining members
+have arrived. So all change at the same micro-step boundary, without another message. A failure (a member was killed, or
+is silent for `LIMIT_S`) affects all: that micro-step is dropped, and the rest wait for a newer session. A leader
+without one for `ALONE_S` continues alone until then.
 
-A member that joins takes the leader's state before its first micro-step, and so does one that lost its way: whenever a
-group forms, its members compare micro-steps and fingerprints, and where these differ the leader's state is sent. One
-that does not come in time, because another node's address is not reachable, is left out until a newer session.
+A joining member takes the leader's state before its first micro-step. The same applies to a diverged one: whenever a
+group forms, its members compare micro-steps and fingerprints, and if these differ the leader sends its state. A member
+that does not arrive in time, because another node's address is unreachable, is left out until a newer session.
 """
 
 import time
@@ -26,35 +26,35 @@ from drafter.training.trainer import DrafterTrainer
 from models.process_groups import finished
 
 ALONE_S = 1.0
-_PATIENCE_S = 0.5  # for others, once this member is wanted elsewhere
+_PATIENCE_S = 0.5  # for others, once this member must stop
 
 State = Mapping[str, Tensor]
 
 
 class BrokenGroupError(RuntimeError):
-    """A collective did not end: another member is gone or late, or this one is wanted elsewhere."""
+    """A collective did not complete: another member is gone or late, or this one must stop."""
 
 
 class Members:
-    """Members of one trainer's session. For one thread. Waits at most `LIMIT_S` for others, and hardly more than
-    `_PATIENCE_S` once `wanted()` says that the trainer is to stand still."""
+    """Members of one trainer's session. For one thread. Waits at most `LIMIT_S` for others, and little more than
+    `_PATIENCE_S` once `wanted()` requires the trainer to stop."""
 
     def __init__(self, host: str, transport: Transport, wanted: Callable[[], bool]) -> None:
         self._host, self._transport, self._wanted = host, transport, wanted
-        self._store: Any = None  # own
+        self._store: Any = None  # this member's own
         self._told: TrainSession | None = None  # the newest session
-        self._formed: TrainSession | None = None  # the one whose members sum now
-        self._spent: TrainSession | None = None  # its group has come apart: only a newer session helps
+        self._formed: TrainSession | None = None  # the session whose members sum now
+        self._spent: TrainSession | None = None  # its group has broken: only a newer session helps
         self._group: TrainerGroup | None = None
-        self._work: Any = None  # a collective that is under way
-        self._abandoned: list[tuple[float, Any, Any]] = []  # groups whose end would wait for a collective
+        self._work: Any = None  # a running collective
+        self._abandoned: list[tuple[float, Any, Any]] = []  # groups whose destruction would wait for a collective
         self._rendezvous: Rendezvous | None = None
-        self._since_s = 0.0  # nothing is formed since
-        self._ends = False  # the group ends with this micro-step
+        self._since_s = 0.0  # time since which no group is formed
+        self._ends = False  # whether the group ends with this micro-step
 
     @property
     def session(self) -> TrainSession | None:
-        """The one whose members sum now, else the newest; None: none."""
+        """The session whose members sum now, else the newest; None: none."""
         return self._formed or self._told
 
     @property
@@ -63,12 +63,12 @@ class Members:
 
     @property
     def count(self) -> int:
-        """Members that sum now; 0 while they are being gathered."""
+        """Number of members that sum now; 0 while they are being gathered."""
         return len(self._formed.members) if self._formed else 0
 
     @property
     def settled(self) -> bool:
-        """Nothing is to be gathered."""
+        """Whether nobody is to be gathered."""
         return self._formed is not None and (self._told is self._formed or self._told is self._spent)
 
     @property
@@ -77,14 +77,14 @@ class Members:
 
     @property
     def missing(self) -> str:
-        """Whom it waits for, in words."""
+        """The members it waits for, as text."""
         told = self._told
         if told is None or not told.rank:
             return "the other members have left"
         return f"{told.members[0]} leads, and does not answer at {told.store}, or began without this member"
 
     def enter(self, session: TrainSession) -> str:
-        """Belong to `session` as soon as its members have come. The address of this member's store, if it leads."""
+        """Join `session` once its members have arrived. Returns the address of this member's store, if it leads."""
         self._withdraw()
         self._told = session
         if session.rank and self.count == 1:
@@ -97,7 +97,7 @@ class Members:
         return f"{self._host}:{self._store.port}"
 
     def leave(self) -> None:
-        """Belong to no session. Others who were not told by the last collective drop their next micro-step."""
+        """Leave the session. Members that the last collective did not inform drop their next micro-step."""
         self._withdraw()
         self._dissolve()
         self._told = None
@@ -130,7 +130,7 @@ class Members:
 
     def reduce(self, sums: Tensor) -> None:
         """`drafter.training.trainer.Reduce`: sum over the members, in place. Raises BrokenGroupError; `sums` is then
-        as it was."""
+        unchanged."""
         group = self._group
         assert group is not None
         tail = torch.tensor([float(self._goes_on()), float(self._wanted())])
@@ -151,17 +151,17 @@ class Members:
         self._ends = bool(tail.any())
 
     def part(self) -> None:
-        """Come apart from a group of several, because this member's state is no longer theirs."""
+        """Leave a group of several, because this member's state now differs."""
         if self.count > 1:
             self._dissolve(self._formed)
 
     def _goes_on(self) -> bool:
-        """Whether this member leads and those who join have come."""
+        """Return whether this member leads and the joining ones have arrived."""
         told, formed = self._told, self._formed
         if told is None or formed is None or formed.rank or told is formed:
             return False
         joining = [rank for rank, member in enumerate(told.members) if member not in formed.members]
-        if told.rank or not joining:  # Another leads from now on, or nobody need be waited for.
+        if told.rank or not joining:  # another one leads from now on, or nobody joins
             return True
         self._rendezvous = self._rendezvous or Rendezvous(told, self._store)
         if self._rendezvous.overdue:
@@ -202,7 +202,7 @@ class Members:
             trainer.load_state_dict(received)
 
     def _dissolve(self, spent: TrainSession | None = None, *, broken: bool = False) -> None:
-        """No group any more; `spent` will have none again. `broken`: a collective may hang in it."""
+        """End the group; `spent` will get no other. `broken`: a collective may hang in it."""
         now_s = time.monotonic()
         self._abandoned = [entry for entry in self._abandoned if now_s - entry[0] < 2 * LIMIT_S]
         if self._group is not None:
@@ -238,8 +238,8 @@ class Members:
 
 
 def fingerprint(state: State) -> int:
-    """Equal for equal tensors. Sums of bit patterns: exact, whatever the order of additions, and fast on any device,
-    which is waited for once."""
+    """Return a number that is equal for equal tensors: sums of bit patterns, exact for any order of additions, and fast
+    on any device, with one wait."""
     sums: list[Tensor] = []
     for name in sorted(state):
         tensor = state[name].detach()
@@ -252,7 +252,7 @@ def fingerprint(state: State) -> int:
 
 
 def _on_host(scalars: Sequence[Tensor]) -> list[int]:
-    """int64 scalars of several devices, in one copy from each."""
+    """Return int64 scalars of several devices, by one copy from each."""
     found = dict[int, int]()
     for device in {scalar.device for scalar in scalars}:
         own = [index for index, scalar in enumerate(scalars) if scalar.device == device]

@@ -1,4 +1,4 @@
-"""The newest drafter that a run's trainers have saved, as a drafter's folder. Owns which network it is."""
+"""Write the newest drafter that a run's trainers have saved as a drafter's folder."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,9 +13,9 @@ from models.config import ModelConfig, read_config
 
 
 def write_newest(saved: Path, path: str, target: Path, out: Path, *, dtype: str, seed: int) -> int | None:
-    """Write `out` from the checkpoints below `saved`, in `dtype`; their number, or None where none fits.
+    """Write `out` from the checkpoints below `saved`, in `dtype`. Returns their number, or None if none fits.
 
-    path: where training began, as rollout.speculation.eagle.path says. Raises EagleWeightsError, ModelConfigError."""
+    path: the initial weights, as in rollout.speculation.eagle.path. Raises EagleWeightsError, ModelConfigError."""
     network = eagle_at(
         path,
         ModelConfig.from_hf(read_config(target)),

@@ -1,6 +1,5 @@
-"""A spot trainer in a child process: the parent's end. Owns the child's life and nothing of what it is told; never
-imports torch, never waits for a micro-step, and never raises because the child is gone: that is an event, TrainFailed,
-which comes once.
+"""The parent's end of a spot trainer in a child process. Manages the child's life; never imports torch, never waits for
+a micro-step, and never raises because the child is gone: that is the event TrainFailed, sent once.
 """
 
 from contextlib import suppress
@@ -38,12 +37,12 @@ def spawn_trainer(
 ) -> "SpotTrainer":
     """Start a trainer of the drafter for the target in `model.path` and wait until it is warm.
 
-    It goes on from the newest checkpoint in `checkpoint_dir`, if there is one; else from `init`: the directory of a
+    It resumes from the newest checkpoint in `checkpoint_dir`, if there is one; else from `init`: the directory of a
     drafter, or the seed of a fresh one. `checkpoint_dir` is the history of one drafter and may be shared by its
-    trainers. `host`: this machine's address for other members of a session, on other nodes too. `threads`: CPU threads;
-    default: torch's. `device`: auto, cpu or cuda. `niceness` lowers its priority below that of engines, which yields
-    them the CPU. `pace`: of experiments (see policies.roofline.pace).
-    Raises TrainerStartError with the child's reason, or if it is not ready within `start_timeout_s`.
+    trainers. `host`: this machine's address for other members of a session, also on other nodes. `threads`: CPU
+    threads; default: torch's. `device`: auto, cpu or cuda. `niceness` lowers its priority below that of engines.
+    `pace`: for experiments (see policies.roofline.pace). Raises TrainerStartError with the child's reason, or if it is
+    not ready within `start_timeout_s`.
     """
     start = wire.TrainerStart(
         model=model,
@@ -81,7 +80,7 @@ class SpotTrainer:
         return self._child.pid
 
     def wait_until_ready(self, timeout_s: float) -> None:
-        """Raises TrainerStartError if the child fails first, or is not ready in time."""
+        """Wait for the child. Raises TrainerStartError if it fails first, or is not ready in time."""
         try:
             (first,) = self._child.first(timeout_s)
         except (TimeoutError, _EndedError) as error:
@@ -96,8 +95,8 @@ class SpotTrainer:
             self._child.send(command)
 
     def poll(self, timeout_s: float) -> list[TrainerEvent]:
-        """Events since the last call, waiting up to timeout_s for the first. After TrainFailed, which a kill brings
-        too, or after `close` nothing more comes."""
+        """Return events since the last call, waiting up to timeout_s for the first. TrainFailed, also after a kill, is
+        the last; after `close` there are none."""
         if self._failed or self._closed:
             return []
         try:
@@ -117,6 +116,6 @@ class SpotTrainer:
         self._child.close(5.0)
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """End the child: asked first, killed after `timeout_s`. Idempotent."""
+        """End the child: first by request, then by kill after `timeout_s`. Idempotent."""
         self._closed = True
         self._child.close(timeout_s)

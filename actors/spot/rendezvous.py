@@ -1,6 +1,7 @@
-"""How the members of an epoch find each other: through the leader's TCPStore, then into a process group of their own.
-Nothing here blocks: a member that waits for others may be wanted elsewhere at any moment. Whoever has not come after
-`COME_S` is left out by the leader, so that one that cannot be reached keeps nobody else from training.
+"""Rendezvous of an epoch's members: through the leader's TCPStore, then in a process group of their own.
+
+Nothing here blocks: a waiting member may have to stop at any moment. The leader leaves out members that have not
+arrived after `COME_S`, so that an unreachable one does not keep others from training.
 """
 
 import socket
@@ -17,37 +18,38 @@ import torch.distributed as dist
 from actors.spot.groups import TrainerGroup, Transport, connect
 from contracts.spot import TrainSession
 
-LIMIT_S = 10.0  # rendezvous and collectives
-COME_S = 4.0  # for all members; then those who are there begin
-_QUIET_S = 1.0  # nobody else has come meanwhile: the members of a group that ends need a moment for it
+LIMIT_S = 10.0  # for rendezvous and collectives
+COME_S = 4.0  # for all members; then those present start
+_QUIET_S = 1.0  # without a new arrival: the members of an ending group need a moment
 _CONNECT_S = 0.5
 
 
 def open_store(host: str) -> Any:
-    """A leader's rendezvous store on a free port (`.port`)."""
+    """Return a leader's rendezvous store on a free port (`.port`)."""
     timeout = timedelta(seconds=LIMIT_S)
     return dist.TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timeout)  # type: ignore[attr-defined]
 
 
 class Rendezvous:
-    """Who of a session's epoch is there."""
+    """Arrival of the members of a session's epoch."""
 
     def __init__(self, session: TrainSession, own_store: Any) -> None:
         """`own_store`: the leader's, at the leader."""
         self.session = session
-        self._rank = session.rank  # in what was told
+        self._rank = session.rank  # in the commanded members
         self._leads = session.rank == 0
         self._prefix = f"{session.session}/{session.epoch}"
         self._client: Any = own_store if self._leads else None
         self._said = False
         self._since_s = time.monotonic()
-        self._seen: tuple[frozenset[int], float] = frozenset(), self._since_s  # late ranks, and when the last one came
-        self.left_out = False  # the others began without this member
+        self._seen: tuple[frozenset[int], float] = frozenset(), self._since_s  # late ranks, time of the last arrival
+        self.left_out = False  # the others started without this member
         self._found: TrainerGroup | RuntimeError | None = None
         self._given_up = False
 
     def complete(self) -> bool:
-        """All have come, or all that will: `session` says who. The leader has seen them, the others have its word."""
+        """Return whether all have arrived, or all that will: `session` has them. The leader sees them; the others read
+        its decision."""
         if not self._leads:
             return self._try(self._read)
         ranks: Sequence[int] = range(len(self.session.members))
@@ -62,11 +64,11 @@ class Rendezvous:
 
     @property
     def overdue(self) -> bool:
-        """Nobody need wait for those who have not come."""
+        """Whether missing members need not be awaited any longer."""
         return time.monotonic() - self._since_s > COME_S
 
     def here(self, ranks: Sequence[int]) -> bool:
-        """Whether these have come."""
+        """Return whether these have arrived."""
         return self._try(lambda: self._client.check([self._here(rank) for rank in ranks]))
 
     def _late(self, ranks: Sequence[int]) -> frozenset[int]:
@@ -76,7 +78,7 @@ class Rendezvous:
         return come
 
     def _read(self) -> bool:
-        """The leader's word."""
+        """Read the leader's decision."""
         if not self._client.check([f"{self._prefix}/go"]):
             return False
         ranks = [int(rank) for rank in self._client.get(f"{self._prefix}/go").split(b",")]
@@ -93,26 +95,26 @@ class Rendezvous:
             self.session = replace(session, members=members, rank=ranks.index(session.rank))
 
     def give_up(self) -> None:
-        """Nobody waits for the group any more: if it is made all the same, it is ended."""
+        """Abandon the group: if it is still made, it is ended."""
         self._given_up = True
         if isinstance(self._found, TrainerGroup):
             self._found.end(broken=True)
 
     def withdraw(self) -> None:
-        """This member will not come after all."""
+        """Withdraw this member's arrival."""
         if self._said:
             with suppress(RuntimeError):
                 self._client.delete_key(self._here(self._rank))
 
     def group(self, transport: Transport, host: str) -> Callable[[], TrainerGroup | None]:
-        """Start making the process group, which all must do now; the result is None until it is made. That raises
-        RuntimeError if it failed."""
+        """Start making the process group, as all members must now. The returned function gives None until it is made,
+        and raises RuntimeError if that failed."""
 
         def make() -> None:
             try:
                 client = self._client
                 if transport.apart:
-                    # One of its own: NCCL waits in it for a member that is lost meanwhile, and the next epoch must not.
+                    # A separate client: NCCL waits in it for a lost member, and the next epoch must not.
                     client = _connect(f"{host}:{client.port}" if self._leads else self.session.store)
                 store = dist.PrefixStore(self._prefix, client)  # type: ignore[attr-defined]
                 made = connect(store, self.session, transport, host, LIMIT_S)
@@ -131,7 +133,7 @@ class Rendezvous:
         return result
 
     def _try(self, check: Callable[[], bool]) -> bool:
-        """Be there, and ask."""
+        """Register this member, and run the check."""
         try:
             if self._client is None:
                 self._client = _connect(self.session.store)
@@ -139,7 +141,7 @@ class Rendezvous:
                 self._client.set(self._here(self._rank), "")
                 self._said = True
             return bool(check())
-        except (RuntimeError, OSError):  # The leader is not there yet, or no more.
+        except (RuntimeError, OSError):  # the leader is not there yet, or has gone
             if not self._leads:
                 self._client, self._said = None, False
             return False
@@ -149,7 +151,7 @@ class Rendezvous:
 
 
 def _connect(address: str) -> Any:
-    """Raises OSError at once if nobody listens; torch's store would try until its timeout."""
+    """Connect to a store. Raises OSError at once if nobody listens; torch's store would retry until its timeout."""
     host, _, port = address.rpartition(":")
     socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
     timeout = timedelta(seconds=LIMIT_S)

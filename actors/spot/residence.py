@@ -1,5 +1,5 @@
-"""Where a drafter's trainer lives. On CUDA it is on the device only while a session runs: between sessions weights and
-optimizer are in pinned host memory, and the engine has the device's memory (but for the CUDA context of this process).
+"""Device memory of a drafter's trainer. On CUDA it is on the device only during a session. Between sessions, weights
+and optimizer are in pinned host memory, and the engine has the device's memory (except this process's CUDA context).
 """
 
 import dataclasses
@@ -12,14 +12,14 @@ from drafter.training.trainer import DrafterTrainer
 
 
 class Residence:
-    """`trainer` is the authoritative one; it is another object after `move_in` and `move_out`."""
+    """Moves a trainer. `trainer` is the current object; `move_in` and `move_out` replace it."""
 
     def __init__(self, home: DrafterTrainer, device: torch.device, *, moves: bool | None = None) -> None:
-        """`home`: on the host. `moves`: whether device memory is another's between sessions; default: not on CPU."""
+        """`home`: on the host. `moves`: whether device memory is freed between sessions; default: not on CPU."""
         self._home, self._device = home, device
         self._moves = device.type != "cpu" if moves is None else moves
         self._away: DrafterTrainer | None = None
-        self.pins = device.type == "cuda"  # what stays on the host, so that moving it waits for nothing
+        self.pins = device.type == "cuda"  # host tensors are pinned, so that moves are asynchronous
         if self.pins:
             moments = [t for name, t in home.state_dict().items() if not name.startswith("model.")]
             for tensor in (*home.model.parameters(), *moments):
@@ -31,18 +31,18 @@ class Residence:
         return self._away or self._home
 
     def set_head(self, head: TargetHead) -> None:
-        """A new version of the target; `head` is on the host, pinned where `pins`. Raises ValueError for another
+        """Set a new version of the target; `head` is on the host, pinned if `pins`. Raises ValueError for another
         network's."""
         self._home.set_head(head)
         if self._away is not None:
             self._away.set_head(on_device(head, self._device))
 
     def same_head(self, version: int) -> None:
-        """A new version of the target, of which what a drafter shares is as it was."""
+        """Set a new version of the target whose parts shared with the drafter are unchanged."""
         self.set_head(dataclasses.replace(self._home.head, version=version))
 
     def move_in(self) -> None:
-        """Take device memory. Nothing happens if it is there."""
+        """Move to the device. No effect if it is there."""
         if self._moves and self._away is None:
             home = self._home
             head = on_device(home.head, self._device)
@@ -50,7 +50,7 @@ class Residence:
             self._away.load_state_dict(home.state_dict(), non_blocking=self.pins)
 
     def move_out(self) -> None:
-        """Give all device memory back."""
+        """Move to the host and free all device memory."""
         if self._away is not None:
             self._home.load_state_dict(self._away.state_dict(), non_blocking=self.pins)
             if self.pins:

@@ -1,4 +1,4 @@
-"""What passes between a spot trainer and its child beside commands and events: how the child starts. Plain data."""
+"""Start messages between a spot trainer and its child, besides commands and events. Plain data."""
 
 from dataclasses import dataclass
 
@@ -15,15 +15,15 @@ class TrainerStart:
     options: DrafterOptions
     init: str | int  # directory of a drafter, or seed of a fresh one
     checkpoint_dir: str
-    host: str  # where other members reach this one
+    host: str  # address of this one for other members
     threads: int | None
     device: str
     niceness: int
-    pace: Pace | None = None  # of experiments
+    pace: Pace | None = None  # for experiments
 
 
 @dataclass(frozen=True, slots=True)
 class TrainerReady:
     """First message from a child that came up."""
 
-    step: int  # of the checkpoint that it goes on from, or 0
+    step: int  # of the checkpoint that it resumes from, or 0

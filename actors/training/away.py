@@ -1,5 +1,4 @@
-"""Tensors that give their device's memory up and keep their numbers on the host, bit for bit. Owns the copies; never
-decides when (the optimizer does), and knows nothing of optimizers."""
+"""Move tensors' numbers to the host to free their device memory, bit for bit, and back. The optimizer decides when."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -9,11 +8,11 @@ from torch import Tensor
 
 
 class Away:
-    """The tensors stay the objects they are, sharded ones too: their memory goes and comes back under them. In between
-    they are empty, and nobody may read or write them."""
+    """Offloads tensors without replacing the objects, sharded ones too. In between they are empty and must not be
+    used."""
 
     def __init__(self) -> None:
-        self._hosts: dict[int, Tensor] = {}  # by the tensor's own identity: made once, pinned on CUDA
+        self._hosts: dict[int, Tensor] = {}  # by the tensor's identity: made once, pinned on CUDA
         self._gone: list[tuple[Tensor, Tensor]] = []
 
     @property
@@ -22,14 +21,15 @@ class Away:
 
     @torch.no_grad()
     def leave(self, tensors: Iterable[Tensor]) -> None:
-        """Give their memory up; scalars, such as step counts, stay. The same tensors every time, none of which shares
-        memory with another. Does nothing while they are away."""
+        """Free the tensors' memory; scalars, such as step counts, stay.
+
+        Pass the same tensors every time; none may share memory with another. No effect while they are offloaded."""
         if self._gone:
             return
         for tensor in tensors:
             if tensor.dim() == 0:
                 continue
-            local: Any = getattr(tensor, "_local_tensor", tensor)  # a DTensor's own part, not a view of it
+            local: Any = getattr(tensor, "_local_tensor", tensor)  # a DTensor's local part itself, not a view
             host = self._hosts.get(id(local))
             if host is None:
                 host = torch.empty(local.shape, dtype=local.dtype, pin_memory=local.is_cuda)
@@ -43,8 +43,8 @@ class Away:
 
     @torch.no_grad()
     def come_back(self) -> None:
-        """Take memory again, with the numbers that were there. Does nothing where nothing is away. Raises
-        torch.OutOfMemoryError if there is none; what is back then stays, and it can be called again."""
+        """Allocate memory again and restore the numbers; no effect if nothing is offloaded. Raises
+        torch.OutOfMemoryError if there is none; restored tensors stay, and the call can be repeated."""
         while self._gone:
             local, host = self._gone[-1]
             back = torch.empty_like(host, device=local.device, pin_memory=False)

@@ -1,8 +1,8 @@
-"""From sequences to what this rank computes for one optimizer step. Owns the cut into mini-batches and the tensors.
+"""Convert sequences to this rank's inputs of one optimizer step: the split into mini-batches, and the tensors.
 
-Every rank holds all sequences of the step (they are read from shared memory), makes the same plan from their lengths,
-and lays out its own share; so nothing about the plan is communicated, and normalisers are exact for the whole mini-
-batch over micro-batches and ranks.
+Every rank holds all sequences of the step (in shared memory), makes the same plan from their lengths, and lays out its
+own share. So the plan is never communicated, and normalisers are exact for the whole mini-batch over micro-batches and
+ranks.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,22 +23,22 @@ from models.transfer import upload
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenBatch:
-    """One micro-batch on the device, where it came in one copy; [T] all tokens, [R] response tokens that were drawn."""
+    """One micro-batch on the device, uploaded in one copy; [T] all tokens, [R] response tokens that the model drew."""
 
     tokens: Tensor  # int64 [T]
     context: PackedContext
     rows: Tensor  # int64 [R]
     targets: Tensor  # int64 [R]
-    coefficients: Tensor  # float32 [R], of each token's loss in the mini-batch's loss
+    coefficients: Tensor  # float32 [R], factor of each token's loss in the mini-batch's loss
     advantages: Tensor  # float32 [R]; zeros for demonstrations
     sampler_logprobs: Tensor  # float32 [R], of the sampling distribution; zeros for demonstrations
-    sampler_logprobs_t1: Tensor | None  # float32 [R]; zeros for demonstrations; None where the engine gives none
-    segments: Tensor  # int64 [S + 1], from 0 to R: whose response each token is of, of S sequences
+    sampler_logprobs_t1: Tensor | None  # float32 [R]; zeros for demonstrations; None if the engine has none
+    segments: Tensor  # int64 [S + 1], from 0 to R: bounds of the S sequences' response tokens
     samplers: Tensor  # int64 [R], the number of the rollout worker that drew each token; zeros for demonstrations
     response_lengths: tuple[int, ...]  # [S]
-    indices: tuple[int, ...]  # [S], of each sequence in the mini-batch
+    indices: tuple[int, ...]  # [S], each sequence's index in the mini-batch
     sequences: tuple[TrainSequence | Demonstration, ...]  # [S]; none on a rank without work
-    places: tuple[NDArray[np.int64], ...]  # [S], of each sequence's input in `tokens`
+    places: tuple[NDArray[np.int64], ...]  # [S], positions of each sequence's input in `tokens`
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +46,12 @@ class MiniBatch:
     """This rank's part of one optimizer step."""
 
     micro: tuple[TokenBatch, ...]
-    response_tokens: int  # drawn, of all ranks
-    computed_tokens: int  # of all ranks, padding included
+    response_tokens: int  # drawn by the model, all ranks
+    computed_tokens: int  # of all ranks, with padding
 
 
 def split_mini_batches(count: int, mini_batches: int) -> list[range]:
-    """Consecutive ranges of nearly equal size (the first ones larger), none of them empty."""
+    """Return consecutive non-empty ranges of nearly equal size, larger ones first."""
     parts = min(count, mini_batches)
     size, larger = divmod(count, max(1, parts))
     starts = [i * size + min(i, larger) for i in range(parts + 1)]
@@ -68,9 +68,8 @@ def build_mini_batch(
     shared: bool = False,
     samplers: Mapping[str, int] | None = None,
 ) -> MiniBatch:
-    """Plan for all ranks, lay out this rank's micro-batches and move them to its device. `shared`: with packing, what
-    sequences of a micro-batch begin with alike is computed once. `samplers`: the numbers of the rollout workers, by
-    name; None: 0 for all."""
+    """Plan for all ranks, lay out this rank's micro-batches and upload them. `shared`: with packing, common prefixes in
+    a micro-batch are computed once. `samplers`: numbers of the rollout workers, by name; None: 0 for all."""
     prompts = [s.prompt_tokens for s in sequences]
     responses = [s.response_tokens for s in sequences]
     if packing and shared:
@@ -135,15 +134,15 @@ def build_mini_batch(
 
 
 def compared_with_sampler(batch: TokenBatch, logprobs: Tensor, logprobs_t1: Tensor) -> tuple[Tensor, Tensor]:
-    """The learner's log-probs and the sampler's, to be compared: at temperature 1 where the engine gives those, for no
-    scaling or truncation can hide anything there; else at the sampling temperature."""
+    """Return the learner's and the sampler's log-probs for comparison: at temperature 1 if the engine provides them,
+    since scaling and truncation hide nothing there; else at the sampling temperature."""
     if batch.sampler_logprobs_t1 is None:
         return logprobs, batch.sampler_logprobs
     return logprobs_t1, batch.sampler_logprobs_t1
 
 
 def check_sequences(sequences: Sequence[TrainSequence | Demonstration], vocab_size: int) -> None:
-    """Raises ValueError naming the first sequence that cannot be learned from, and why."""
+    """Raise ValueError that names the first invalid sequence, and why."""
     for i, s in enumerate(sequences):
         if len(s.prompt_tokens) < 1 or len(s.response_tokens) < 1:
             raise ValueError(f"sequence {i}: prompt and response need at least one token each")

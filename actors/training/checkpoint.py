@@ -1,9 +1,9 @@
-"""Whole-run checkpoints as directories that either exist completely or not at all. Owns names, atomicity, pruning and
-what tells a damaged one; what is in them belongs to the callers (the learner's tensors, the driver's state).
+"""Whole-run checkpoints as directories that either exist completely or not at all: names, atomicity, pruning and
+detection of damage. The contents belong to the callers (the learner's tensors, the driver's state).
 
-Layout: `<root>/step_000010/{checksums.json, state.json, learner/...}` and what `save_fn` puts beside learner/. All of
-it is written to a hidden directory first, sealed (models.durable), synced, and renamed; a crash or a full disk at any
-moment leaves the previous checkpoints as they were. Single writer.
+Layout: `<root>/step_000010/{checksums.json, state.json, learner/...}` and the files that `save_fn` puts beside
+learner/. All of it is first written to a hidden directory, then sealed (models.durable), synced, and renamed. A crash
+or a full disk at any moment leaves the previous checkpoints intact. Single writer.
 """
 
 import json
@@ -26,15 +26,15 @@ _REPLACED = ".replaced-"
 
 
 class CheckpointError(RuntimeError):
-    """The checkpoint was not written, or cannot be used; the message says why."""
+    """The checkpoint was not written or cannot be used; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What `check` found of a checkpoint that can be used."""
+    """Result of `check` for a usable checkpoint."""
 
     sealed: bool  # False: an earlier version wrote it, without checksums
-    spare: tuple[Fault, ...] = ()  # damaged files that the run does without
+    spare: tuple[Fault, ...] = ()  # damaged files that the run does not need
 
 
 def write_checkpoint(
@@ -43,8 +43,8 @@ def write_checkpoint(
     """Write checkpoint `step` and return its directory; then remove all but the newest `keep` (at least 1).
 
     `save_fn(directory)` writes the learner's files into an empty directory, which all ranks and this process see.
-    `state` is the driver's, JSON. A checkpoint of the same step is replaced. Raises CheckpointError; what `save_fn`
-    raises otherwise than OSError is passed on. In both cases nothing of the new checkpoint remains.
+    `state` is the driver's, JSON. A checkpoint of the same step is replaced. Raises CheckpointError; errors of
+    `save_fn` other than OSError are passed on. In both cases nothing of the new checkpoint remains.
     """
     if keep < 1:
         raise ValueError(f"checkpoint.keep is {keep}: at least one is needed")
@@ -75,7 +75,7 @@ def write_checkpoint(
 
 
 def checkpoints(root: str | Path) -> list[Path]:
-    """Complete checkpoints, oldest step first. Empty if there are none or no such directory."""
+    """Return complete checkpoints, lowest step first. Empty if there are none or no such directory."""
     root = Path(root)
     found: dict[int, Path] = {}
     for entry in root.iterdir() if root.is_dir() else ():
@@ -86,13 +86,13 @@ def checkpoints(root: str | Path) -> list[Path]:
 
 
 def latest_checkpoint(root: str | Path) -> Path | None:
-    """The complete checkpoint with the highest step."""
+    """Return the complete checkpoint with the highest step."""
     found = checkpoints(root)
     return found[-1] if found else None
 
 
 def read_state(checkpoint: str | Path) -> dict[str, Any]:
-    """The driver's state of a checkpoint, `step` included. Raises CheckpointError if it cannot be read."""
+    """Return the driver's state of a checkpoint, with `step`. Raises CheckpointError if it cannot be read."""
     path = Path(checkpoint) / STATE_FILE
     try:
         state = json.loads(path.read_text(encoding="utf-8"))
@@ -106,7 +106,7 @@ def read_state(checkpoint: str | Path) -> dict[str, Any]:
 
 
 def step_of(checkpoint: Path) -> int:
-    """By the folder's name. Raises ValueError."""
+    """Return the step from the folder's name. Raises ValueError."""
     match = _COMPLETE.fullmatch(checkpoint.resolve().name)
     if match is None:
         raise ValueError(f"{checkpoint} is not named as a checkpoint, step_000010")
@@ -114,7 +114,7 @@ def step_of(checkpoint: Path) -> int:
 
 
 def check(checkpoint: Path, spare: Collection[str] = ()) -> Checked:
-    """Compare every file with what was written. `spare`: folders in it that only save time; damage there is reported.
+    """Verify every file's checksum. `spare`: folders in it that only save time; damage there is only reported.
 
     Raises CheckpointError that names the first damaged file, PermissionError.
     """
@@ -132,9 +132,10 @@ def check(checkpoint: Path, spare: Collection[str] = ()) -> Checked:
 
 
 def _rename(temporary: Path, final: Path) -> None:
-    """A directory cannot be replaced in one call: an old one of the same step is moved aside first, and back on error.
+    """Replace a directory, which needs two calls: an old one of the same step is moved aside first, and back on error.
 
-    Killed between the two renames, the old one has its hidden name and counts as gone; the next lower step is latest.
+    If killed between the two renames, the old one keeps its hidden name and is lost; the next lower step is then
+    latest.
     """
     aside = final.with_name(f"{_REPLACED}{final.name}")
     if final.exists():
@@ -150,7 +151,7 @@ def _rename(temporary: Path, final: Path) -> None:
 
 
 def _remove_leftovers(root: Path) -> None:
-    """What a killed writer left behind."""
+    """Remove the leftovers of a killed writer."""
     for entry in root.iterdir():
         if entry.name.startswith((_TEMPORARY, _REPLACED)):
             shutil.rmtree(entry, ignore_errors=True)

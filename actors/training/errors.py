@@ -1,18 +1,17 @@
-"""What can go wrong in the learner, in words for the driver. Importable without torch."""
+"""The learner's errors, with messages for the driver. Importable without torch."""
 
 from typing import Literal
 
 
 class NonFiniteError(RuntimeError):
-    """Loss or gradient norm is inf or nan; the weights were not changed by that optimizer step."""
+    """Loss or gradient norm is inf or nan; that optimizer step did not change the weights."""
 
 
 LossKind = Literal["ended", "memory", "silent"]  # its process, by whatever; for lack of memory; or it does not answer
 
 
 class LearnerLostError(RuntimeError):
-    """A learner rank died or did not answer in time. The group cannot go on: another one begins where a checkpoint
-    ended."""
+    """A learner rank died or did not answer in time. The group cannot continue: a new one starts from a checkpoint."""
 
     def __init__(
         self, rank: int, node: str, call: str, reason: str, kind: LossKind = "ended", remedy: str | None = None

@@ -1,10 +1,9 @@
 """The head of the native network: from hidden states to log-probs and back, in chunks of rows.
 
-Owns how many rows are computed at once and the gradients of log-softmax, written out.
-On a device: a chunk's logits are computed again in the backward pass and become their own gradient in place, and every
-chunk adds to one gradient of the weight.
-On the CPU with a frozen weight (LoRA): the gradient of a log-prob is computed with it, so nothing is computed again.
-On the CPU else, autograd does it (`actors.training.network`).
+Defines the chunk size and the explicit gradients of log-softmax. On a device, the backward pass computes a chunk's
+logits again and turns them into their own gradient in place; all chunks add to one gradient of the weight. On the CPU
+with a frozen weight (LoRA), the gradient of a log-prob is computed together with it, so nothing is recomputed. On the
+CPU otherwise, autograd does it (`actors.training.network`).
 """
 
 from typing import Any
@@ -17,21 +16,21 @@ from torch.autograd.function import once_differentiable
 
 from models import ops
 
-LOGITS_CHUNK_BYTES = 64 * 2**20  # float32 logits that exist at once, on the CPU
-_DEVICE_SHARE = 64  # on a device: one part in so many of its memory; backward needs 2.5 times that at its peak
-_TILE_ROWS = 128  # a product of fewer rows, or of a rest, is no faster
+LOGITS_CHUNK_BYTES = 64 * 2**20  # float32 logits per chunk, on the CPU
+_DEVICE_SHARE = 64  # on a device: 1 / this share of its memory; backward's peak is 2.5 times that
+_TILE_ROWS = 128  # smaller products, or remainders, are no faster
 
 
 def chunk_bytes_on(device: torch.device) -> int:
-    """float32 logits that exist at once. A function of the device alone, not of what is free there: how sums are cut
-    decides their last bits."""
+    """Return the bytes of float32 logits per chunk. Depends on the device's size and not its free memory, because the
+    split of sums determines their last bits."""
     if device.type != "cuda":
         return LOGITS_CHUNK_BYTES
     return max(LOGITS_CHUNK_BYTES, torch.cuda.get_device_properties(device).total_memory // _DEVICE_SHARE)
 
 
 def chunk_rows_of(vocab_size: int, chunk_bytes: int) -> int:
-    """Rows of logits in so many bytes, whole tiles where there is one."""
+    """Return the number of logit rows in this many bytes, in whole tiles if possible."""
     rows = max(1, chunk_bytes // (4 * vocab_size))
     return rows if chunk_bytes <= LOGITS_CHUNK_BYTES else max(_TILE_ROWS, rows // _TILE_ROWS * _TILE_ROWS)
 
@@ -45,9 +44,10 @@ def head_logprobs(
     chunk_rows: int,
     entropy_gradient: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Log-probs of hidden [R, H], weight [V, H], int64 targets [R]: float32 [R] log-softmax(logits / temperature) at
-    the targets, log-softmax(logits) there without gradient, and the entropy of softmax(logits / temperature), with
-    gradient if asked. Logits are float32 (`ops.head`)."""
+    """Return log-probs and entropies of hidden [R, H], weight [V, H], int64 targets [R], as float32 [R].
+
+    These are log-softmax(logits / temperature) at the targets, log-softmax(logits) there without gradient, and the
+    entropy of softmax(logits / temperature), with gradient if requested. Logits are float32 (`ops.head`)."""
     found: tuple[Tensor, Tensor, Tensor] = _HeadLogprobs.apply(  # type: ignore[no-untyped-call]
         hidden, weight, targets, temperature, chunk_rows, entropy_gradient
     )
@@ -126,8 +126,8 @@ def frozen_head_logprobs(
     chunk_rows: int,
     invariant: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As `head_logprobs` of the states [T, H] at `rows` int64 [R], R > 0, with targets int64 [R]: on the CPU, for a
-    weight [V, H] without gradient. A row with several targets is computed once. The entropies have no gradient."""
+    """Same as `head_logprobs` of the states [T, H] at `rows` int64 [R], R > 0, with targets int64 [R]: on the CPU, for
+    a weight [V, H] without gradient. A row with several targets is computed once. The entropies have no gradient."""
     needed, at = np.unique(rows.numpy(), return_inverse=True)
     hidden = states.index_select(0, torch.from_numpy(needed))
     found: tuple[Tensor, Tensor, Tensor] = _FrozenHead.apply(  # type: ignore[no-untyped-call]
@@ -137,9 +137,10 @@ def frozen_head_logprobs(
 
 
 class _FrozenHead(torch.autograd.Function):
-    """With z = logits / T and p = softmax(z), d log p_t / d hidden = (W_t - p W) / T. Of the targets t of one row the
-    first is taken out of the sum before it is multiplied, (p - 1_t) W, for W_t and p W are near each other where p_t is
-    near 1; the others add W_t' - W_t."""
+    """With z = logits / T and p = softmax(z), d log p_t / d hidden = (W_t - p W) / T.
+
+    The first target t of a row is subtracted before the product, (p - 1_t) W, because W_t and p W nearly cancel if p_t
+    is near 1. The row's other targets add W_t' - W_t."""
 
     @staticmethod
     def forward(
@@ -154,7 +155,7 @@ class _FrozenHead(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         count, drawn = len(hidden), targets.numpy()
         order = np.argsort(at, kind="stable")
-        first = np.searchsorted(at[order], np.arange(count + 1))  # of each row, in `order`
+        first = np.searchsorted(at[order], np.arange(count + 1))  # start of each row, in `order`
         taken = drawn[order[first[:-1]]]
         others = np.flatnonzero(drawn != taken[at])
         rows, apart_at = torch.from_numpy(at), torch.from_numpy(others)

@@ -1,8 +1,8 @@
-"""The target model as the learner uses it: tokens in, log-probs of the response tokens out.
+"""The learner's target model: tokens in, log-probs of the response tokens out.
 
-Owns which implementation is built, and the log-softmax over the vocabulary, which is computed in chunks of rows so
-that the logits of all tokens never exist together (on CUDA and with a frozen head: `actors.training.head`). Knows
-nothing of losses, optimizers or ranks.
+Chooses the implementation, and computes log-softmax over the vocabulary in chunks of rows, so that the logits of all
+tokens never exist together (on CUDA and with a frozen head: `actors.training.head`). Independent of losses, optimizers
+and ranks.
 """
 
 from collections.abc import Callable, Iterator
@@ -36,9 +36,9 @@ def build_network(
     device: torch.device,
     batch_invariant: bool,
 ) -> CausalModel:
-    """The network of `model.path`, with its weights or with fresh ones from `seed`.
+    """Build the network of `model.path`, with its weights or with fresh ones from `seed`.
 
-    Dropout is switched off: two passes over one sequence must agree. Raises what models.checkpoint raises.
+    Dropout is switched off, because two passes over one sequence must agree. Raises the errors of models.checkpoint.
     """
     if init == "random":
         network = _fresh(options, seed, dtype=dtype, device=device, batch_invariant=batch_invariant)
@@ -67,9 +67,11 @@ def fit_out(
     lora: LoraOptions | None,
     seed: int,
 ) -> None:
-    """For low-bit rollouts, where `mirror_from` (the engines' dtype) is given: compute what engines compute. With
-    `lora`: freeze the network and give it adapters. Raises UnsupportedModelError for a network of transformers, and
-    what Transformer.mirror and models.lora.attach raise."""
+    """Prepare the network for low-bit rollouts and LoRA.
+
+    With `mirror_from` (the engines' dtype), it computes as the engines do. With `lora`, it is frozen and gets adapters.
+    Raises UnsupportedModelError for a network of transformers, and the errors of Transformer.mirror and
+    models.lora.attach."""
     asked = {}
     if low_bit is not None:
         asked[f"rollout.quantization={low_bit.name}"] = "set rollout.quantization=none"
@@ -97,7 +99,7 @@ def _fresh(
         except UnsupportedModelError:
             if options.implementation == "native":
                 raise
-    from transformers import AutoConfig, AutoModelForCausalLM  # seconds to import, and our own families never need it
+    from transformers import AutoConfig, AutoModelForCausalLM  # slow import, unused for our own families
 
     config = AutoConfig.from_pretrained(options.path, local_files_only=True)
     with torch.random.fork_rng(devices=[]):
@@ -107,14 +109,14 @@ def _fresh(
 
 
 def vocab_size_of(network: CausalModel) -> int:
-    """Columns of the logits."""
+    """Return the number of columns of the logits."""
     if isinstance(network, Transformer):
         return network.config.vocab_size
     return int(network.model.get_output_embeddings().weight.shape[0])
 
 
 def hidden_size_of(network: CausalModel) -> int:
-    """Columns of the states that the logits are computed from."""
+    """Return the number of columns of the states before the head."""
     if isinstance(network, Transformer):
         return network.config.hidden_size
     return int(network.model.get_output_embeddings().weight.shape[1])
@@ -125,11 +127,11 @@ class LogProbModel(nn.Module):
 
     _tell: Callable[[Tensor], None] | None = None  # see `telling`
     _recorded: tuple[int, ...] = ()
-    written_out = False  # the head's gradient, by `actors.training.head`: on devices, for the native network
-    entropy_gradient = False  # whether the entropies carry gradient: costs a second table of [R, vocabulary]
+    written_out = False  # use the explicit gradient of `actors.training.head`: on devices, for the native network
+    entropy_gradient = False  # whether entropies carry gradient; needs a second table of [R, vocabulary]
 
     def __init__(self, network: CausalModel, device: torch.device) -> None:
-        """`device`: where it runs, which decides how many rows of logits exist at once."""
+        """`device`: determines the number of logit rows per chunk."""
         super().__init__()
         self.network = network
         self.vocab_size = vocab_size_of(network)
@@ -138,7 +140,7 @@ class LogProbModel(nn.Module):
 
     @property
     def frozen_head(self) -> bool:
-        """The head needs no gradient, and the kernels compute that of its log-probs with them."""
+        """Whether the head has no gradient, and the kernels compute its log-probs' gradients with them."""
         if not isinstance(self.network, Transformer) or self.entropy_gradient:
             return False
         weight = self.network.head_weight
@@ -146,8 +148,8 @@ class LogProbModel(nn.Module):
 
     @contextmanager
     def telling(self, tell: Callable[[Tensor], None], layers: tuple[int, ...] = ()) -> Iterator[None]:
-        """Forwards inside the block tell what they computed at their tokens, detached: [T, W], the outputs of `layers`
-        (from 0) before the final state. Raises ValueError for layers of a network that does not record them."""
+        """Pass the states of forwards inside the block to `tell`, detached: [T, W], the outputs of `layers` (from 0)
+        before the final state. Raises ValueError for layers of a network that cannot record them."""
         if layers and not isinstance(self.network, Transformer):
             raise ValueError("outputs of layers are recorded by model.implementation=native only")
         self._tell, self._recorded = tell, layers
@@ -159,10 +161,10 @@ class LogProbModel(nn.Module):
     def forward(
         self, tokens: Tensor, context: PackedContext, rows: Tensor, targets: Tensor, temperature: float
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Log-probs of `targets` [R], predicted by the hidden states at `rows` [R] of `tokens` [T] in `context`.
+        """Return log-probs of `targets` [R], predicted by the hidden states at `rows` [R] of `tokens` [T] in `context`.
 
-        Returns float32 [R] each: log-softmax(logits / temperature) (differentiable), log-softmax(logits), and the
-        entropy of softmax(logits / temperature) in nats; the last two without gradient (see `entropy_gradient`).
+        float32 [R] each: log-softmax(logits / temperature) (differentiable), log-softmax(logits), and the entropy of
+        softmax(logits / temperature) in nats; the last two without gradient (see `entropy_gradient`).
         """
         states = self._states(tokens, context)
         if self.frozen_head and rows.numel():
@@ -202,7 +204,7 @@ class LogProbModel(nn.Module):
         return logprobs, logprobs_t1, entropy
 
     def _states(self, tokens: Tensor, context: PackedContext) -> Tensor:
-        """[T, H]"""
+        """Return the hidden states, [T, H]."""
         if self._recorded:
             assert isinstance(self.network, Transformer)
             computed = self.network(tokens, context, self._recorded)
@@ -216,23 +218,23 @@ class LogProbModel(nn.Module):
 
 @contextmanager
 def computing_in(module: nn.Module, dtype: torch.dtype | None) -> Iterator[None]:
-    """Inside the block the parameters of `module` are copies in `dtype`, through which gradients reach the parameters
-    themselves. None: as they are.
+    """Replace the parameters of `module` inside the block by copies in `dtype`, with gradients to the parameters. None:
+    no change.
 
-    The block must hold the backward pass too: what is not kept for it is computed again from whatever the module then
-    holds (the head's chunks, activation checkpointing).
+    The block must include the backward pass, which recomputes some parts from the module's present parameters (the
+    head's chunks, activation checkpointing).
     """
     if dtype is None:
         yield
         return
     held = [(part, name, p) for part in module.modules() for name, p in part._parameters.items() if p is not None]
-    copies = {p: p.to(dtype) for _, _, p in held}  # tied ones stay tied
+    copies = {p: p.to(dtype) for _, _, p in held}  # tied parameters stay tied
     for p, copy in copies.items():
         if copy is not p:
             setattr(copy, MASTER, p)
     try:
         for part, name, p in held:
-            part._parameters[name] = copies[p]  # type: ignore[assignment]  # a parameter is a leaf, this must not be
+            part._parameters[name] = copies[p]  # type: ignore[assignment]  # a parameter is a leaf, this is not
         yield
     finally:
         for part, name, p in held:
@@ -246,11 +248,11 @@ def chunk_logprobs(
     temperature: float,
     entropy_gradient: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """See LogProbModel.forward; of one chunk of rows."""
+    """Same as LogProbModel.forward, for one chunk of rows."""
     logits = head(hidden).float()
     scaled = logits if temperature == 1.0 else logits / temperature
-    table = ops.log_softmax(scaled)  # summed as the engine's sampler does
-    logprobs = -F.nll_loss(table, targets, reduction="none")  # a gather that is not a view: FSDP2 hooks the output
+    table = ops.log_softmax(scaled)  # summed as in the engine's sampler
+    logprobs = -F.nll_loss(table, targets, reduction="none")  # a gather, but no view: FSDP2 hooks the output
     with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
         entropy = -(table.exp() * table).sum(-1)
     with torch.no_grad():

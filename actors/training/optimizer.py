@@ -1,10 +1,10 @@
-"""Optimizers and the learning-rate schedule. Owns which parameter is updated by what; never computes gradients.
+"""Optimizers and the learning-rate schedule. Assigns parameters to optimizers; never computes gradients.
 
 `adamw`: AdamW for everything; weight decay for matrices only. `muon`: torch.optim.Muon for the matrices inside the
-decoder layers, AdamW for the rest (embedding, head, norms, biases), one learning rate for both: Muon's update is scaled
-to the root mean square of AdamW's (`match_rms_adamw`, Liu et al. 2025, "Muon is Scalable for LLM Training").
+decoder layers, AdamW for the rest (embedding, head, norms, biases), with one learning rate. Muon's update is scaled to
+the root mean square of AdamW's (`match_rms_adamw`, Liu et al. 2025, "Muon is Scalable for LLM Training").
 
-Fused matrices (qkv_proj, gate_up_proj) are orthogonalised as they are stored, all parts together: parts then share one
+Fused matrices (qkv_proj, gate_up_proj) are orthogonalised as they are stored, all parts together: the parts share one
 spectral norm, where separate matrices would have one each. The shape-dependent scale uses the fused shape.
 """
 
@@ -23,15 +23,15 @@ Named = list[tuple[str, nn.Parameter]]
 
 
 class FullMatrixMuon(torch.optim.Muon):
-    """torch.optim.Muon that also takes sharded matrices.
+    """torch.optim.Muon that also accepts sharded matrices.
 
     The Newton-Schulz iteration needs whole matrices. The momentum stays sharded; each rank gathers one momentum-updated
-    gradient at a time, orthogonalises all of it, and applies its own rows: so N ranks compute what one computes.
+    gradient at a time, orthogonalises all of it, and applies its own rows. So N ranks compute the same as one.
     """
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """One update of every parameter that has a gradient."""
+        """Update every parameter that has a gradient."""
         for group in self.param_groups:
             sharded = [p for p in group["params"] if isinstance(p, DTensor) and p.grad is not None]
             if not sharded:
@@ -43,7 +43,7 @@ class FullMatrixMuon(torch.optim.Muon):
     def _step_sharded(self, p: DTensor, group: dict[str, float]) -> None:
         momentum: Tensor = self.state[p]["momentum_buffer"]
         assert isinstance(p.grad, DTensor)
-        # torch's Muon on a whole stand-in: its momentum and weight are scratch, its update is what we want.
+        # torch's Muon on a whole temporary copy: only its update is used.
         whole = nn.Parameter(p.full_tensor())
         whole.grad = p.grad.full_tensor()
         full_momentum = momentum.full_tensor() if isinstance(momentum, DTensor) else momentum
@@ -66,7 +66,7 @@ class Optimizers:
     def __init__(
         self, parameters: Named, matrices: Iterable[nn.Parameter], options: OptimizerOptions, total_steps: int
     ) -> None:
-        """`matrices`: the parameters that Muon takes if it is chosen. Raises ValueError if a schedule has no end."""
+        """`matrices`: the parameters for Muon, if chosen. Raises ValueError if a schedule has no end."""
         if options.schedule != "constant" and total_steps < 1:
             raise ValueError(f"optimizer.schedule={options.schedule} needs the number of optimizer steps")
         self.options = options
@@ -78,7 +78,7 @@ class Optimizers:
         undecayed = [p for _, p in parameters if id(p) not in hidden and p.dim() < 2]
         groups = [{"params": decayed, "weight_decay": options.weight_decay}, {"params": undecayed, "weight_decay": 0.0}]
         self._all: list[torch.optim.Optimizer] = []
-        if taken := [g for g in groups if g["params"]]:  # Muon may take all
+        if taken := [g for g in groups if g["params"]]:  # Muon may have all parameters
             self._all.append(torch.optim.AdamW(taken, lr=options.lr, betas=options.betas, eps=options.eps, fused=True))
         if muon:
             decay = options.weight_decay
@@ -93,14 +93,15 @@ class Optimizers:
         return self.options.lr * lr_factor(self.steps_done, self.options, self.total_steps)
 
     def step(self) -> float:
-        """Apply the gradients at the scheduled learning rate, which is returned."""
+        """Apply the gradients at the scheduled learning rate, and return that."""
         self._away.come_back()
         lr = self.lr
         for optimizer in self._all:
             for group in optimizer.param_groups:
                 group["lr"] = lr
             optimizer.step()
-            # A fused step changes them uncounted, and what is computed from a parameter is kept by that count.
+            # A fused step does not count the changes, but caches of values computed from a parameter rely on that
+            # count.
             increment_version([p for group in optimizer.param_groups for p in group["params"]])
         self.steps_done += 1
         return lr
@@ -111,12 +112,13 @@ class Optimizers:
             optimizer.zero_grad(set_to_none=True)
 
     def state(self) -> dict[str, Tensor]:
-        """Live state tensors, '<parameter>.<key>', for saving and for loading in place. Whole from the start."""
+        """Return the live state tensors, '<parameter>.<key>', for saving and for loading in place. Complete from the
+        start."""
         self._away.come_back()
         return self._state()
 
     def rest(self) -> None:
-        """Keep the state in host memory until it is needed: by `step`, or by `state`. No number changes."""
+        """Keep the state in host memory until `step` or `state` needs it. No number changes."""
         self._away.leave(self._state().values())
 
     def _state(self) -> dict[str, Tensor]:
@@ -128,7 +130,7 @@ class Optimizers:
         }
 
     def _create_state(self) -> None:
-        """What torch creates lazily at the first step, created now: so a checkpoint always has all of it."""
+        """Create at once the state that torch creates at the first step, so that every checkpoint has all of it."""
         for optimizer in self._all:
             for p in (p for group in optimizer.param_groups for p in group["params"]):
                 if isinstance(optimizer, torch.optim.AdamW):
@@ -140,8 +142,8 @@ class Optimizers:
 
 
 def lr_factor(step: int, options: OptimizerOptions, total_steps: int) -> float:
-    """Factor of options.lr at optimizer step `step` (from 0): linear warm-up, then the schedule, which ends at 0 after
-    `total_steps`. The warm-up's first step already has 1 / warmup_steps, so no step is wasted."""
+    """Return the factor of options.lr at optimizer step `step` (from 0): linear warm-up, then the schedule, which ends
+    at 0 after `total_steps`. The warm-up's first step already has 1 / warmup_steps, so no step is wasted."""
     warm = min(1.0, (step + 1) / options.warmup_steps) if options.warmup_steps else 1.0
     if options.schedule == "constant":
         return warm
@@ -151,12 +153,12 @@ def lr_factor(step: int, options: OptimizerOptions, total_steps: int) -> float:
 
 
 def gradient_norm(parameters: list[nn.Parameter]) -> Tensor:
-    """The global 2-norm of all gradients, of all ranks, as a scalar on the device."""
+    """Return the global 2-norm of all gradients, over all ranks, as a scalar on the device."""
     total = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None], 2.0)
     return total.full_tensor() if isinstance(total, DTensor) else total
 
 
 def clip_gradients(parameters: list[nn.Parameter], norm: float, max_norm: float) -> None:
-    """Scale gradients whose global 2-norm is `norm` so that it is at most max_norm."""
+    """Scale gradients with global 2-norm `norm` so that it is at most max_norm."""
     if math.isfinite(norm) and norm > max_norm:
         torch._foreach_mul_([p.grad for p in parameters if p.grad is not None], max_norm / (norm + 1e-6))

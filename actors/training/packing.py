@@ -1,15 +1,14 @@
-"""Cuts one mini-batch into micro-batches for every rank. Owns the plan and the flat arrays; never calls the network.
+"""Split one mini-batch into micro-batches for every rank: the plan and the flat arrays. Never calls the network.
 
-Packed: sequences lie end to end without padding, in micro-batches of at most `budget_tokens`, balanced over ranks.
-Padded (for comparison): sequences keep their order, each is filled up to the longest of its micro-batch, and the
-padding is computed like any other token. Both give one layout: the network sees a flat row of tokens and segment
-borders, and `rows` says which hidden states predict response tokens.
+Packed: sequences are concatenated without padding, in micro-batches of at most `budget_tokens`, balanced over ranks.
+Padded (for comparison): sequences keep their order, each is padded to the longest of its micro-batch, and padding is
+computed like any other token. Both have the same layout: a flat row of tokens with segment borders, where `rows` are
+the positions whose hidden states predict response tokens.
 
-Shared: of packed sequences, what several begin with alike (a system prompt, the prompt of a group, the same short
-answer) is laid out once; segments then continue others (`ops.Segments`), and a sequence's tokens are no one piece.
+Shared: a common prefix of packed sequences (a system prompt, the prompt of a group, the same short answer) is laid out
+once. Segments then continue others (`ops.Segments`), and a sequence's tokens are not contiguous.
 
-The plan depends on lengths, and on which prompts are equal, only; it is the same on every rank, which need not talk
-about it.
+The plan depends only on lengths and on which prompts are equal. It is the same on every rank, without communication.
 """
 
 from bisect import bisect_left, insort
@@ -22,10 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 Bins = list[list[int]]  # [micro-batch] -> indices into the mini-batch
-Plan = list[Bins]  # [rank]; all ranks have equally many
-PAIRS_UP_TO = 1024  # sequences; filling by pairs is quadratic: about 10 ms for so many
-MAX_EXCESS = 0.01  # work of the most loaded rank above the mean that is left as it is
-PIECES_PER_RANK = 4  # bundles of a rank, so that ranks differ by little; where there are several
+Plan = list[Bins]  # [rank]; all ranks have the same number
+PAIRS_UP_TO = 1024  # sequences; filling by pairs is quadratic: about 10 ms for this many
+MAX_EXCESS = 0.01  # tolerated excess work of the most loaded rank over the mean
+PIECES_PER_RANK = 4  # bundles per rank, for even shares; with several ranks
 BISECTIONS = 5  # the last one is finer than 2 % of the budget
 
 
@@ -35,26 +34,27 @@ class MicroBatch:
 
     indices: tuple[int, ...]  # which sequences of the mini-batch, in this order; empty on a rank without work
     tokens: NDArray[np.int64]  # [T]
-    lengths: tuple[int, ...]  # of the segments; they add up to T
-    parents: tuple[int, ...] | None  # the segment that each continues, or -1; None: none does
-    places: tuple[NDArray[np.int64], ...]  # of each sequence's input, in `tokens`
-    rows: NDArray[np.int64]  # [R], positions in `tokens` whose hidden state predicts a response token that was drawn
+    lengths: tuple[int, ...]  # of the segments; their sum is T
+    parents: tuple[int, ...] | None  # the segment that each continues, or -1; None: no parents
+    places: tuple[NDArray[np.int64], ...]  # positions of each sequence's input in `tokens`
+    rows: NDArray[np.int64]  # [R], positions in `tokens` whose hidden state predicts a drawn response token
     targets: NDArray[np.int64]  # [R], those response tokens
-    response_lengths: NDArray[np.int64]  # of each sequence, tokens drawn; `rows` is sequence after sequence
+    response_lengths: NDArray[np.int64]  # drawn tokens of each sequence; `rows` is ordered by sequence
 
 
 def input_tokens(prompt_tokens: int, response_tokens: int) -> int:
-    """Tokens that go through the network: the last one predicts nothing."""
+    """Return the number of network inputs: the last token predicts nothing."""
     return prompt_tokens + response_tokens - 1
 
 
 def plan_packed(lengths: Sequence[int], *, budget_tokens: int, ranks: int) -> Plan:
-    """Few micro-batches, and nearly equal work for all ranks. O(n log n) beyond PAIRS_UP_TO sequences; deterministic.
+    """Plan few micro-batches with nearly equal work for all ranks. O(n log n) beyond PAIRS_UP_TO sequences;
+    deterministic.
 
-    Where the budget is loose, longest first into the emptiest micro-batch (Graham 1969, longest processing time). Where
-    that needs more micro-batches than tokens / budget, best-fit decreasing (Johnson 1973: at most 11/9 of the optimum
-    and one bin) or filling by pairs says how few will do. MULTIFIT (Coffman, Garey and Johnson 1978) evens out what
-    leaves ranks more than MAX_EXCESS apart. A sequence longer than the budget is a micro-batch of its own.
+    With a loose budget, longest first into the emptiest micro-batch (Graham 1969, longest processing time). If that
+    needs more micro-batches than tokens / budget, best-fit decreasing (Johnson 1973: at most 11/9 of the optimum and
+    one bin) or filling by pairs finds a small number that suffices. MULTIFIT (Coffman, Garey and Johnson 1978) evens
+    out plans whose ranks differ by more than MAX_EXCESS. A sequence longer than the budget is a micro-batch of its own.
     """
     order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
     rounds = max(1, -(-sum(min(length, budget_tokens) for length in lengths) // (budget_tokens * ranks)))
@@ -75,7 +75,7 @@ def plan_packed(lengths: Sequence[int], *, budget_tokens: int, ranks: int) -> Pl
 
 
 def _spread(order: Sequence[int], lengths: Sequence[int], budget: int, count: int) -> Bins | None:
-    """Each sequence into the emptiest of `count` bins (of these the first); None if the budget does not allow it."""
+    """Put each sequence into the emptiest of `count` bins (the first of several); None if that exceeds the budget."""
     bins: Bins = [[] for _ in range(count)]
     heap = [(0, b) for b in range(count)]
     for i in order:
@@ -88,7 +88,7 @@ def _spread(order: Sequence[int], lengths: Sequence[int], budget: int, count: in
 
 
 def _best_fit(order: Sequence[int], lengths: Sequence[int], budget: int) -> Bins:
-    """Each sequence into the fullest bin that takes it, else into a new one."""
+    """Put each sequence into the fullest bin with room for it, else into a new one."""
     bins: Bins = []
     base = len(order) + 1
     rooms: list[int] = []  # room * base + bin, ascending: one integer to search for, and ties go to the older bin
@@ -107,11 +107,12 @@ def _best_fit(order: Sequence[int], lengths: Sequence[int], budget: int) -> Bins
 
 
 def _fill_by_pairs(order: Sequence[int], lengths: Sequence[int], budget: int) -> Bins:
-    """Bin after bin: the longest sequence left, then the one or two that fill most of the room, until nothing fits.
+    """Fill bin after bin: the longest remaining sequence, then the one or two that fill most of the room, until nothing
+    fits.
 
     A depth-two search for minimum bin slack (Gupta and Ho 1999); O(n) for each filling.
     """
-    left = [(lengths[i], -i) for i in reversed(order)]  # ascending; of equal ones the first comes off last
+    left = [(lengths[i], -i) for i in reversed(order)]  # ascending; of equal ones the first is popped last
     bins: Bins = []
     while left:
         length, i = left.pop()
@@ -135,7 +136,8 @@ def _fill_by_pairs(order: Sequence[int], lengths: Sequence[int], budget: int) ->
 
 
 def _even_out(bins: Bins, order: Sequence[int], lengths: Sequence[int], budget: int, count: int) -> Bins:
-    """Packed below the lowest budget that a few bisections find to do with `count` bins; `bins` where none does."""
+    """Pack below the lowest budget that fits `count` bins, found by a few bisections; return `bins` if there is
+    none."""
     low, high = sum(min(length, budget) for length in lengths) // count, budget
     for _ in range(BISECTIONS):
         middle = (low + high) // 2
@@ -148,9 +150,10 @@ def _even_out(bins: Bins, order: Sequence[int], lengths: Sequence[int], budget: 
 
 
 def _deal(bins: Bins, lengths: Sequence[int], ranks: int) -> tuple[Plan, float]:
-    """Rounds of equally heavy bins, as ranks wait for each other; in each, the heaviest to the rank with least work.
+    """Distribute bins in rounds of equal weight, as ranks wait for each other; each round gives the heaviest to the
+    rank with least work.
 
-    Returns the plan and by how much the most loaded rank exceeds the mean, as a fraction of it.
+    Returns the plan, and the excess of the most loaded rank over the mean, as a fraction of the mean.
     """
     loads = [sum(lengths[i] for i in b) for b in bins] + [0] * (-len(bins) % ranks)
     heavy = sorted(range(len(loads)), key=lambda b: (-loads[b], b))
@@ -164,7 +167,7 @@ def _deal(bins: Bins, lengths: Sequence[int], ranks: int) -> tuple[Plan, float]:
 
 
 def plan_padded(lengths: Sequence[int], *, budget_tokens: int, ranks: int) -> Plan:
-    """In the given order, as many sequences as fit when each is padded to the longest among them."""
+    """Fill micro-batches in the given order, with as many sequences as fit when padded to the longest of them."""
     bins: list[list[int]] = []
     longest = 0
     for i, length in enumerate(lengths):
@@ -180,9 +183,8 @@ def plan_padded(lengths: Sequence[int], *, budget_tokens: int, ranks: int) -> Pl
 def bundles_of(
     prompts: Sequence[NDArray[np.int32]], responses: Sequence[NDArray[np.int32]], *, budget_tokens: int, ranks: int
 ) -> tuple[Bins, list[int]]:
-    """Sequences of one prompt together, and the tokens of each bundle when the prompt is there once: what a plan of
-    shared micro-batches puts into bins. A bundle fits the budget, and several ranks get pieces that can be dealt
-    evenly; else its group is cut."""
+    """Bundle sequences by prompt, as items of a plan of shared micro-batches; return the bundles and their tokens, with
+    the prompt counted once. Groups are split to fit the budget, and for several ranks into pieces of even shares."""
     groups: dict[bytes, list[int]] = {}
     for i, prompt in enumerate(prompts):
         groups.setdefault(prompt.tobytes(), []).append(i)
@@ -211,10 +213,10 @@ def build_micro_batch(
     padded: bool = False,
     shared: bool = False,
 ) -> MicroBatch:
-    """Lay the chosen sequences end to end, `padded` or `shared` if asked. `prompts`, `responses` and which of their
-    tokens were `drawn` (None: all) are those of the whole mini-batch.
+    """Lay the chosen sequences end to end, `padded` or `shared` if requested. `prompts`, `responses` and the mask of
+    their `drawn` tokens (None: all) are those of the whole mini-batch.
 
-    Without indices the result is one token that predicts nothing: a rank without work still has to take part in the
+    Without indices the result is one token that predicts nothing: a rank without work still takes part in the
     collectives of the sharded model.
     """
     if not indices:
@@ -262,11 +264,13 @@ def build_micro_batch(
 def lay_out_shared(
     inputs: Sequence[NDArray[np.int32]],
 ) -> tuple[NDArray[np.int64], list[int], tuple[int, ...], list[NDArray[np.int64]]]:
-    """The sequences as a radix tree in depth-first order: its tokens [T]; of each edge, which is a segment, the length
-    and the parent; of each sequence the places of its tokens. Time: sorting, and the tokens once."""
+    """Lay out the sequences as a radix tree in depth-first order.
+
+    Returns its tokens [T]; for each edge, which is a segment, length and parent; for each sequence the positions of its
+    tokens. Time: sorting, and one pass over the tokens."""
     places = [np.zeros(0, np.int64)] * len(inputs)
     fresh: list[NDArray[np.int32]] = []
-    parent_of = dict[int, int]()  # row that begins a segment -> the row before it
+    parent_of = dict[int, int]()  # first row of a segment -> the row before it
     rows, before, path = 0, np.zeros(0, np.int32), np.zeros(0, np.int64)
     for i in sorted(range(len(inputs)), key=lambda i: inputs[i].astype(">i4").tobytes()):
         common = common_prefix(before, inputs[i])
@@ -276,7 +280,7 @@ def lay_out_shared(
             parent = int(path[common - 1]) if common else -1
             parent_of[rows] = parent
             if common:
-                parent_of.setdefault(parent + 1, parent)  # a branch ends the segment that was whole so far
+                parent_of.setdefault(parent + 1, parent)  # the branch splits the segment that was whole so far
         rows, before, places[i] = rows + len(fresh[-1]), inputs[i], path
     starts = np.array(sorted(parent_of), np.int64)
     parents = np.searchsorted(starts, [parent_of[start] for start in starts.tolist()], side="right") - 1
@@ -285,7 +289,7 @@ def lay_out_shared(
 
 
 def common_prefix(a: NDArray[np.int32], b: NDArray[np.int32]) -> int:
-    """Tokens that both begin with."""
+    """Return the number of common first tokens."""
     shorter = min(len(a), len(b))
     differ = a[:shorter] != b[:shorter]
     return int(differ.argmax()) if differ.any() else shorter

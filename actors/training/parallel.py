@@ -1,4 +1,4 @@
-"""Ranks of the learner: rendezvous, sharding (FSDP2), and the two reductions a step needs. Never touches the maths.
+"""Ranks of the learner: rendezvous, sharding (FSDP2), and the two reductions of a step. Independent of the maths.
 
 One rank has no process group and is not sharded: FSDP2 around a single rank computes the same numbers and costs time
 (see docs/concepts/learning.md).
@@ -21,44 +21,44 @@ BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """Place of this process in the learner group."""
+    """This process's position in the learner group."""
 
     index: int = 0
     size: int = 1
     device: torch.device = CPU
 
     def sum(self, values: Tensor) -> Tensor:
-        """Element-wise sum over ranks, in place; the same on all of them."""
+        """Sum element-wise over ranks, in place; the same on all of them."""
         if self.size > 1:
             dist.all_reduce(values, dist.ReduceOp.SUM)
         return values
 
     def max(self, values: Tensor) -> Tensor:
-        """Element-wise maximum over ranks, in place."""
+        """Take the element-wise maximum over ranks, in place."""
         if self.size > 1:
             dist.all_reduce(values, dist.ReduceOp.MAX)
         return values
 
     def barrier(self) -> None:
-        """Every rank has come here; bounded by the process group's timeout."""
+        """Wait for every rank; bounded by the process group's timeout."""
         if self.size > 1:
             dist.barrier()
 
 
 def open_store(host: str, size: int, timeout_s: float) -> TCPStore:
-    """Rank 0's rendezvous store on a free port (`.port`). Does not wait for the others."""
+    """Open rank 0's rendezvous store on a free port (`.port`). Does not wait for the others."""
     timeout = timedelta(seconds=timeout_s)
     return TCPStore(host, 0, size, is_master=True, timeout=timeout, wait_for_workers=False)
 
 
 def join_store(host: str, port: int, size: int, timeout_s: float) -> TCPStore:
-    """Another rank's view of that store."""
+    """Connect another rank to that store."""
     timeout = timedelta(seconds=timeout_s)
     return TCPStore(host, port, size, is_master=False, timeout=timeout)
 
 
 def join_group(store: TCPStore, rank: Rank, *, timeout_s: float) -> None:
-    """Form the process group, which is also the deadline of every collective. All ranks must call it."""
+    """Form the process group; the timeout applies to every collective. All ranks must call it."""
     dist.init_process_group(
         BACKENDS[rank.device.type],
         store=store,
@@ -76,10 +76,10 @@ def leave_group() -> None:
 
 
 def shard(root: nn.Module, blocks: Iterable[nn.Module], rank: Rank, *, compute_dtype: torch.dtype | None) -> None:
-    """Shard each block and then what is left of the root over all ranks, in place.
+    """Shard each block and then the rest of the root over all ranks, in place.
 
     compute_dtype: parameters are cast to it for forward and backward; gradients are reduced in float32 and applied to
-    the master weights in their own dtype. None: everything stays in the dtype of the parameters.
+    the master weights in their own dtype. None: everything stays in the parameters' dtype.
     """
     mesh = init_device_mesh(rank.device.type, (rank.size,))
     policy = MixedPrecisionPolicy()

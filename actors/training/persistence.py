@@ -1,9 +1,9 @@
-"""Tensors of a trainer to and from a directory, through torch.distributed.checkpoint: one set of files for any number
-of ranks. Owns the call, its error messages, and what a directory may contain.
+"""Save and load a trainer's tensors through torch.distributed.checkpoint: one set of files for any number of ranks.
+Defines the error messages, and the allowed contents of a directory.
 
-torch keeps the description of the tensors as a pickle, and objects that are no tensors as pickles too: reading either
-runs what its writer wanted. Here the description may name torch's own records of tensors and nothing else, so that a
-directory from elsewhere is data.
+torch stores the description of the tensors, and objects other than tensors, as pickles, which can run arbitrary code
+when read. Here the description may contain only torch's own records of tensors, so that directories from elsewhere are
+safe.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from actors.training.checkpoint import CheckpointError
 from actors.training.parallel import Rank
 
 METADATA_FILE = ".metadata"
-_NAMED: dict[tuple[str, str], Any] = {  # what a description of tensors is made of
+_NAMED: dict[tuple[str, str], Any] = {  # allowed classes of a description of tensors
     **{
         (metadata.__name__, kind.__name__): kind
         for kind in (
@@ -38,8 +38,8 @@ _NAMED: dict[tuple[str, str], Any] = {  # what a description of tensors is made 
     (filesystem.__name__, "_StorageInfo"): filesystem._StorageInfo,
     ("torch.serialization", "_get_layout"): torch.serialization._get_layout,
     ("torch", "Size"): torch.Size,
-    ("pathlib", "PosixPath"): PurePosixPath,  # of the folder that it was written to
-    ("pathlib._local", "PosixPath"): PurePosixPath,  # of Python 3.13
+    ("pathlib", "PosixPath"): PurePosixPath,  # of the original folder
+    ("pathlib._local", "PosixPath"): PurePosixPath,  # the same in Python 3.13
 }
 
 
@@ -71,7 +71,7 @@ def load_tensors(state: dict[str, Tensor], directory: str | Path, *, distributed
 
 
 def check_tensors(directory: str | Path) -> None:
-    """Read what describes the tensors, and compare the sizes of their files with it; without loading any.
+    """Read the description of the tensors, and compare their files' sizes with it, without loading any.
 
     Raises FileNotFoundError if there is no checkpoint, CheckpointError that names the file.
     """
@@ -84,7 +84,7 @@ def check_tensors(directory: str | Path) -> None:
 
 
 class _Reader(filesystem.FileSystemReader):
-    """torch's, but for the description."""
+    """torch's reader with a safe description."""
 
     def read_metadata(self, *_: Any, **__: Any) -> metadata.Metadata:
         path = Path(self.path) / METADATA_FILE
@@ -95,7 +95,7 @@ class _Reader(filesystem.FileSystemReader):
             _check(found)
         except PermissionError:
             raise
-        except Exception as error:  # of any kind: damaged bytes are any program of pickle's
+        except Exception as error:  # damaged bytes can raise anything in pickle
             said = str(error) if isinstance(error, pickle.UnpicklingError) else repr(error)
             raise CheckpointError(f"{path} does not describe a learner's tensors and is not used: {said}") from error
         assert isinstance(found, metadata.Metadata)
@@ -114,7 +114,7 @@ class _MetadataUnpickler(pickle.Unpickler):
 
 
 def _check(found: object) -> None:
-    """Raises UnpicklingError for a description of what is no tensor, which torch would unpickle."""
+    """Raise UnpicklingError if the description contains objects other than tensors, which torch would unpickle."""
     if not isinstance(found, metadata.Metadata):
         raise pickle.UnpicklingError("it is something else")
     for name, of in found.state_dict_metadata.items():
@@ -128,8 +128,10 @@ def _check(found: object) -> None:
 
 
 def frozen_sums(module: nn.Module, rank: Rank) -> Tensor:
-    """Sums of what is not trained, and so in no checkpoint: the sum of each parameter's bits, int64 [frozen
-    parameters]; equal for any number of ranks, which all call it."""
+    """Return checksums of the frozen parameters, which no checkpoint contains: the sum of each one's bits, int64
+    [frozen parameters].
+
+    Equal for any number of ranks; all of them call it."""
     frozen = [p.detach() for p in module.parameters() if not p.requires_grad]
     local = [p.to_local() if isinstance(p, DTensor) else p for p in frozen]
     words = {2: torch.int16, 4: torch.int32}
@@ -139,21 +141,21 @@ def frozen_sums(module: nn.Module, rank: Rank) -> Tensor:
 
 @contextlib.contextmanager
 def _single_process_is_meant() -> Iterator[None]:
-    """torch warns about it even when told so."""
+    """Suppress torch's warning about a single process, which is intended."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
         yield
 
 
 def _cause(error: CheckpointException) -> BaseException:
-    """The first failure of any rank."""
+    """Return the first failure of any rank."""
     failures = [wrapped[0] for _, wrapped in sorted(error.failures.items())]
     return failures[0] if failures else error
 
 
 def _write_error(directory: str | Path, error: CheckpointException) -> OSError:
-    """Of a failed save. torch's file writer hides what the system said (a full disk shows as a wrong position in its
-    archive), so whatever stopped it counts as a write error; the free space tells the rest."""
+    """Return an OSError for a failed save. torch's file writer hides the system's error (a full disk appears as a wrong
+    position in its archive), so any cause counts as a write error; the message reports free space."""
     cause = _cause(error)
     if isinstance(cause, OSError) and cause.errno is not None:
         return OSError(cause.errno, cause.strerror, str(directory))

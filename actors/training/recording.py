@@ -1,7 +1,7 @@
-"""Hidden states from the learner's own log-prob pass: the other source of what drafters learn from (TLT's own).
+"""Hidden states from the learner's own log-prob pass: the other source of drafter training data (TLT's own).
 
-Owns which of a rank's sequences are kept in an RL step, and their records. It computes nothing: every sequence passes
-the network once under the weights that sampled it anyway, and the rows of those that are kept are copied to the host.
+Chooses which of a rank's sequences to keep in an RL step, and makes their records. It computes nothing: every sequence
+passes the network once under the weights that sampled it anyway, and the kept rows are copied to the host.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from models.transfer import start_download, upload
 
 @dataclass(frozen=True, slots=True)
 class RecordingPlan:
-    """What is recorded, in every RL step. `layers`: whose outputs stand before the final state in every row."""
+    """Settings of the recording in every RL step. `layers`: their outputs precede the final state in every row."""
 
     max_bytes: int  # per rank and RL step
     layers: tuple[int, ...] = ()
@@ -31,21 +31,21 @@ class RecordingPlan:
 
 
 class StepRecording:
-    """Recording of one rank in one RL step, whose first forward is of the target's `version`.
+    """Recording of one rank in one RL step, whose first forward has the target's `version`.
 
-    Sequences are kept in a random order that depends on `plan.seed` and the version only, up to the first that does not
-    fit the budget: length has no part in the choice.
+    Sequences are kept in a random order that depends on `plan.seed` and the version only, up to the first that exceeds
+    the budget, so the choice is independent of length.
     """
 
     def __init__(self, plan: RecordingPlan, version: int, dtype: torch.dtype) -> None:
-        """`dtype`: of the states in the records, which is the engines'."""
+        """`dtype`: of the states in the records, equal to the engines'."""
         self.layers, self.records = plan.layers, list[SequenceRecord]()
-        self.seconds = 0.0  # of the learner's step
+        self.seconds = 0.0  # recording's part of the learner's step
         self._plan, self._version, self._dtype = plan, version, dtype
-        self._kept: set[int] = set()  # by id(): they live as long as the step
+        self._kept: set[int] = set()  # by id(): the sequences live as long as the step
 
     def choose(self, sequences: Sequence[TrainSequence | Demonstration], hidden_size: int) -> None:
-        """Which of the rank's own sequences are kept."""
+        """Choose which of the rank's own sequences to keep."""
         row_bytes = (len(self.layers) + 1) * hidden_size * self._dtype.itemsize
         room = self._plan.max_bytes
         for i in np.random.default_rng((self._plan.seed, self._version)).permutation(len(sequences)):
@@ -56,7 +56,7 @@ class StepRecording:
             self._kept.add(id(sequences[i]))
 
     def take(self, states: Tensor, batch: TokenBatch) -> None:
-        """What the network computed at the tokens of a micro-batch, [T, W]."""
+        """Record the network's states at the tokens of a micro-batch, [T, W]."""
         start_s = perf_counter()
         for sequence, places in zip(batch.sequences, batch.places, strict=True):
             if id(sequence) in self._kept:
@@ -64,14 +64,14 @@ class StepRecording:
         self.seconds += perf_counter() - start_s
 
     def metrics(self, rank: Rank) -> dict[str, float]:
-        """`recording/*`: sequences and bytes of all ranks, seconds of the mean rank. Every rank must call it at the end
-        of its step: it waits for the device, and so for the records' states."""
+        """Return `recording/*`: sequences and bytes of all ranks, mean seconds per rank. Every rank must call it at the
+        end of its step: it waits for the device, and thus for the records' states."""
         own = [len(self.records), sum(record.bytes for record in self.records), self.seconds / rank.size]
         sums = rank.sum(torch.tensor(own, dtype=torch.float64, device=rank.device)).tolist()
         return dict(zip(("recording/sequences", "recording/bytes", "recording/seconds"), sums, strict=True))
 
     def _record(self, sequence: TrainSequence | Demonstration, states: Tensor) -> SequenceRecord:
-        # A copy: the micro-batch's memory is not to live on for it. `metrics` waits until it is there.
+        # A copy, so that the micro-batch's memory is freed. `metrics` waits for its completion.
         host = start_download(states, self._dtype)
         return SequenceRecord(
             tokens=np.concatenate((sequence.prompt_tokens, sequence.response_tokens)).astype(np.int32),
@@ -85,7 +85,7 @@ class StepRecording:
 
 
 def _taken(states: Tensor, places: NDArray[np.int64]) -> Tensor:
-    """The rows of one sequence: a view where they are one piece, so not on devices."""
+    """Return the rows of one sequence: a view if they are contiguous, so not on devices."""
     first, last = int(places[0]), int(places[-1])
     if last - first + 1 == len(places):
         return states[first : last + 1]

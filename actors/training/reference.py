@@ -1,5 +1,5 @@
-"""The policy that the KL term compares with: the weights that a phase began with. Owns where they are kept: as a frozen
-copy of the network or, where only adapters are trained, as what those were.
+"""The reference policy of the KL term: the weights at the start of a phase. Kept as a frozen copy of the network or, if
+only adapters are trained, as the initial adapters.
 """
 
 import copy
@@ -13,32 +13,32 @@ from actors.training.network import LogProbModel
 
 
 class Frozen:
-    """A second network. No gradient is ever taken of it."""
+    """A second network as the reference, without gradients."""
 
     def __init__(self, module: LogProbModel, build: Callable[[], LogProbModel] | None) -> None:
-        """`build` makes another one like `module`; None: it can be copied."""
+        """`build` makes another network like `module`; None: it can be copied."""
         self._module = module
         self.copy = copy.deepcopy(module) if build is None else build()
         self.copy.requires_grad_(False)
 
     @torch.no_grad()
     def take(self) -> None:
-        """The module's present weights are the reference from here on."""
+        """Make the module's present weights the reference."""
         for theirs, ours in zip(self.copy.parameters(), self._module.parameters(), strict=True):
             theirs.copy_(ours)
 
     @contextmanager
     def computing(self) -> Iterator[LogProbModel]:
-        """Inside the block: a module with the reference's weights."""
+        """Yield a module with the reference's weights."""
         yield self.copy
 
     def state(self) -> dict[str, Tensor]:
-        """Live tensors, for saving and for loading in place."""
+        """Return live tensors, for saving and for loading in place."""
         return {name: p.detach() for name, p in self.copy.named_parameters()}
 
 
 class AdaptersBefore:
-    """The same network with the adapters that it had; fresh ones add nothing, so that is the network without them."""
+    """The same network with its initial adapters; fresh ones add nothing, so that is the network without adapters."""
 
     def __init__(self, module: LogProbModel) -> None:
         self._module = module

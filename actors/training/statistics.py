@@ -1,4 +1,4 @@
-"""What one RL step tells about itself: sums over response tokens, kept on the device and reduced once over ranks."""
+"""Statistics of one RL step: sums over response tokens, kept on the device and reduced once over ranks."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -18,18 +18,18 @@ class StepStatistics:
     """Accumulates float64 sums; means are over response tokens of all micro-batches, mini-batches and ranks."""
 
     def __init__(self, device: torch.device, samplers: Iterable[str]) -> None:
-        """`samplers`: the rollout workers whose tokens may come, the same on every rank."""
+        """`samplers`: the possible rollout workers, the same on every rank."""
         self.samplers = {name: number for number, name in enumerate(sorted(set(samplers)))}
         self._tokens = 0
         self._sums: dict[str, Tensor] = {}  # the same names in the same order on every rank
-        self._largest: dict[str, Tensor] = {}  # likewise; of SMALLEST the largest negative
+        self._largest: dict[str, Tensor] = {}  # likewise; for SMALLEST the largest negative
         self._drawn = [0] * len(self.samplers)  # tokens per worker
-        self._gap = torch.zeros(len(self.samplers), dtype=torch.float64, device=device)  # summed, per worker
+        self._gap = torch.zeros(len(self.samplers), dtype=torch.float64, device=device)  # sum per worker
         self._gap_max = torch.zeros((), dtype=torch.float64, device=device)
 
     @torch.no_grad()
     def add_tokens(self, metrics: Mapping[str, Tensor]) -> None:
-        """What is known of the tokens of one training micro-batch: [R] each, the same names every time."""
+        """Add the token metrics of one training micro-batch: [R] each, the same names every time."""
         for name, values in metrics.items():
             if name.endswith((LARGEST, SMALLEST)):
                 signed = -values if name.endswith(SMALLEST) else values
@@ -42,8 +42,8 @@ class StepStatistics:
 
     @torch.no_grad()
     def add_gap(self, learner: Tensor, sampler: Tensor, batch: TokenBatch) -> None:
-        """|learner - sampler| log-probs of the batch's tokens, under the same weights and at one temperature, [R]
-        each."""
+        """Add |learner - sampler| log-probs of the batch's tokens, [R] each, under the same weights and at one
+        temperature."""
         gap = (learner - sampler).abs().double()
         self._gap += torch.zeros_like(self._gap).index_add_(0, batch.samplers, gap)
         for sequence in batch.sequences:
@@ -53,8 +53,9 @@ class StepStatistics:
             self._gap_max = torch.maximum(self._gap_max, gap.max().double())
 
     def reduce(self, rank: Rank) -> dict[str, float]:
-        """Metrics over all ranks; every rank must call it and gets the same. `logprob_gap/worker/<name>`: the mean
-        over the tokens that the worker drew. Waits for the device once."""
+        """Return metrics over all ranks; every rank must call it and gets the same.
+
+        `logprob_gap/worker/<name>`: the mean over that worker's tokens. Waits for the device once."""
         device, workers = self._gap.device, len(self.samplers)
         counted = upload({"counts": np.array([self._tokens, *self._drawn], np.float64)}, device)["counts"]
         sums = rank.sum(torch.cat([counted, self._gap, *(total[None] for total in self._sums.values())]))

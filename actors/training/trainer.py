@@ -1,9 +1,9 @@
 """One rank of the learner: the target model, its optimizer, and the steps that change it. No Ray, no files but its own
-checkpoint and export; never decides what is trained on, when, or where weights go.
+checkpoint and export. Callers decide what is trained on, when, and where weights go.
 
-With N ranks, N of these run the same calls in lockstep (FSDP2); the numbers are those of one rank within float
-tolerance, because every normaliser is computed over the whole mini-batch. On the CPU everything is deterministic:
-the same calls in the same order give bitwise the same losses.
+With N ranks, N of these run the same calls in lockstep (FSDP2). The numbers equal those of one rank within float
+tolerance, because every normaliser is computed over the whole mini-batch. On the CPU everything is deterministic: the
+same calls in the same order give bitwise the same losses.
 """
 
 import math
@@ -47,11 +47,11 @@ from models.weights import Buffer, pack_each
 from policies.kl import kl_values
 from policies.objectives import LossInputs, sequence_coefficients, token_losses
 
-BASE = "base"  # in a checkpoint of adapters: which weights they belong to
+BASE = "base"  # in a checkpoint of adapters: identifies the weights that they belong to
 
 
 class Trainer:
-    """See the module. Construct, then `begin` a phase, then step."""
+    """See the module docstring. Construct, then `begin` a phase, then step."""
 
     def __init__(
         self,
@@ -66,22 +66,22 @@ class Trainer:
         adapters_only: bool = False,
         force_sharding: bool = False,
     ) -> None:
-        """Build the network on this rank's device. `quantization`: rollout.quantization, in which weights are published
-        and which the forward pass mirrors if learner.quantization says so; what is trained, kept in checkpoints and
-        exported stays in full precision. `adapters_only`: with learner.lora, adapters are published and not what they
-        make of the model. `force_sharding`: FSDP2 also with one rank (needs a group).
+        """Build the network on this rank's device. `quantization`: rollout.quantization, the format of published
+        weights, mirrored by the forward pass if learner.quantization says so. Training, checkpoints and exports stay in
+        full precision. `adapters_only`: with learner.lora, publish adapters instead of merged weights.
+        `force_sharding`: FSDP2 also with one rank (needs a group).
 
         Raises UnsupportedModelError for a low-bit format, or learner.lora, of an architecture that is not ours,
         ModelConfigError for a format whose groups do not divide the model, AdapterError for learner.lora.path.
         """
         self.options, self.objective, self.model_options = learner, objective, model
         self._form = FORMATS.get(quantization)
-        self.quantise_s = 0.0  # of this rank's time, in the last publishing; on a device: until its work was begun
+        self.quantise_s = 0.0  # this rank's time in the last publish; on a device: until its work was launched
         self.rank = rank or Rank()
         self.publish_dtype = DTYPES[model.dtype]
-        # bfloat16 compute keeps float32 master weights; parameters are cast for each micro-batch, so that the learner
-        # computes with the very numbers that the engine gets.
-        # Of LoRA the adapters alone are masters, always float32: what is frozen is held as the engine computes with it.
+        # bfloat16 compute keeps float32 master weights. Parameters are cast for each micro-batch, so that the learner
+        # computes with exactly the engine's numbers. With LoRA only the adapters are masters, always float32: frozen
+        # weights have the engine's dtype.
         wide = learner.autocast_bf16 and learner.lora is None
         self._compute_dtype = torch.bfloat16 if wide else None
         self._adapters_only, self._seed = adapters_only and learner.lora is not None, seed
@@ -98,7 +98,7 @@ class Trainer:
         self.network = self.module.network
         self.network.set_activation_checkpointing(learner.activation_checkpointing)
         self.module.entropy_gradient = objective.entropy_coef > 0
-        # What sequences begin with alike is computed once. Not on devices, whose attention would unroll it again.
+        # Common prefixes are computed once. Not on devices, whose attention would unroll them again.
         self.shares_prefixes = isinstance(self.network, Transformer) and self.rank.device.type == "cpu"
         self._trained = [(name, p) for name, p in self.module.named_parameters() if p.requires_grad]
         self._reference: Reference | None = None
@@ -125,8 +125,8 @@ class Trainer:
         return self._optimizers
 
     def rest(self, *, optimizer: bool) -> None:
-        """Until the next step others need this device: what torch keeps of it for later is given back, and if
-        `optimizer` its state goes to the host."""
+        """Free this device for others until the next step: release torch's cached memory, and with `optimizer` move its
+        state to the host."""
         if optimizer and self._optimizers is not None:
             self._optimizers.rest()
         if self.rank.device.type == "cuda":
@@ -142,13 +142,13 @@ class Trainer:
         asked: int | None = None,
         recording: StepRecording | None = None,
     ) -> StepResult:
-        """One RL step: `mini_batches` optimizer steps over consecutive parts of `sequences`.
+        """Run one RL step: `mini_batches` optimizer steps over consecutive parts of `sequences`.
 
-        Old log-probs are the learner's own under the weights at the start of this call. `temperature` is the
-        sampler's, > 0. `asked`: responses that the step asked for, learned from or not, which a fixed normaliser
-        divides by: each mini-batch by an equal share of them, so that the mean of their gradients is that of the whole.
-        All ranks pass the same sequences. `recording` takes the hidden states under those weights; it changes no
-        number. Raises ValueError for bad input, NonFiniteError.
+        Old log-probs are the learner's own under the weights at the start of this call. `temperature` is the sampler's,
+        > 0. `asked`: number of responses that the step requested, trained on or not. A fixed normaliser divides each
+        mini-batch by an equal share of it, so that their mean gradient is that of the whole. All ranks pass the same
+        sequences. `recording` takes the hidden states under those weights; it changes no number. Raises ValueError for
+        bad input, NonFiniteError.
         """
         if not temperature > 0:
             raise ValueError(f"rollout.sampling.temperature is {temperature}: learning needs one above 0")
@@ -171,7 +171,7 @@ class Trainer:
         if recording is not None:
             own = [s for mini in minis for batch in mini.micro for s in batch.sequences]
             recording.choose(own, hidden_size_of(self.network))
-        # Of the first mini-batch they are the detached current ones: nothing has been updated yet.
+        # The first mini-batch uses its detached current ones: no update has happened yet.
         old = [self._old_logprobs(mini, temperature, statistics, recording) for mini in minis[1:]]
         compared = self.objective.needs_reference_in_loss
         reference = [self._reference_logprobs(mini, temperature) if compared else [] for mini in minis]
@@ -216,7 +216,7 @@ class Trainer:
         )
 
     def sft_step(self, demonstrations: Sequence[Demonstration]) -> StepResult:
-        """One optimizer step on the mean cross-entropy (nats) of all response tokens."""
+        """Run one optimizer step on the mean cross-entropy (nats) of all response tokens."""
         batches.check_sequences(demonstrations, self.module.vocab_size)
         if not demonstrations:
             raise ValueError("sft_step needs at least one demonstration")
@@ -240,8 +240,8 @@ class Trainer:
 
     @torch.no_grad()
     def reference_kl(self, sequences: Sequence[TrainSequence], *, temperature: float) -> dict[int, NDArray[np.float32]]:
-        """The estimator `objective.kl` of every response token under the current weights against the reference, of this
-        rank's share of the sequences, by their index. For KL in the reward: advantages need it before any update.
+        """Return the estimator `objective.kl` of every response token under the current weights against the reference,
+        for this rank's share of the sequences, by index. For KL in the reward: advantages need it before any update.
         All ranks pass the same sequences."""
         if self._reference is None or self.objective.kl == "none":
             raise ValueError("objective.kl is none: there is no reference to compare with")
@@ -263,7 +263,7 @@ class Trainer:
 
     @torch.no_grad()
     def logprobs(self, sequences: Sequence[TrainSequence], *, temperature: float) -> list[Tensor]:
-        """Log-probs of this rank's share, a tensor [R] per micro-batch (for tests and benchmarks)."""
+        """Return log-probs of this rank's share, a tensor [R] per micro-batch (for tests and benchmarks)."""
         micro = self._mini_batch(sequences, len(sequences)).micro
         with self._computing(self.module):
             return [self._forward(self.module, batch, temperature)[0] for batch in micro]
@@ -271,10 +271,10 @@ class Trainer:
     # Weights out ------------------------------------------------------------------------------------------------
 
     def publish(self, version: int, *, masters: bool = False) -> tuple[WeightsManifest, Buffer] | None:
-        """The weights in one buffer, as engines compute with them, or the adapters that they make them of; on rank 0,
-        None elsewhere. `masters`: all weights, in the dtype of the model, whatever rollout.quantization says. All ranks
-        call it. Beside what there is, the device holds one full parameter at a time (quantised, and what that takes),
-        and rank 0's two pieces of the buffer."""
+        """Return the weights in one buffer, in the engines' form, or the adapters; on rank 0, None elsewhere.
+        `masters`: all weights, in the model's dtype, whatever rollout.quantization says. All ranks call it. In
+        addition, the device holds one full parameter at a time (with its quantisation), and rank 0's holds two pieces
+        of the buffer."""
         if self.rank.index != 0:
             deque(self.published_tensors(masters=masters or not self._adapters_only), maxlen=0)  # unrounded: for rank 0
             return None
@@ -282,7 +282,7 @@ class Trainer:
         return pack_each(*self.published_layout(masters=masters), tensors, version, device=self.rank.device)
 
     def published_layout(self, *, masters: bool = False) -> tuple[tuple[TensorSpec, ...], int]:
-        """How the published weights lie in their buffer, and its size in bytes. Nothing is gathered for it."""
+        """Return the layout of published weights in their buffer, and its size in bytes. Gathers nothing."""
         described: list[tuple[str, str, tuple[int, ...]]] = []
         if self._adapters_only and not masters:
             return lay_out((name, "float32", tuple(p.shape)) for name, p in self._adapters())
@@ -295,8 +295,8 @@ class Trainer:
 
     def export(self, out_dir: str | Path, form: LowBitFormat | None = None) -> None:
         """Write a Hugging Face model directory with the tokenizer, atomically: the masters, or quantised to `form`, as
-        stock vLLM loads it; of LoRA with the adapters merged, and by themselves in its folder ADAPTER_DIR. All ranks
-        call it, rank 0 writes. Raises ValueError for a form that has no such checkpoint."""
+        stock vLLM loads it. With LoRA, the adapters are merged, and also written to its folder ADAPTER_DIR. All ranks
+        call it, rank 0 writes. Raises ValueError for a form without such a checkpoint."""
         source = self.model_options.path
         dirs: dict[str, Any] = {"tokenizer_dir": self.model_options.tokenizer or source, "source_dir": source}
         write = write_checkpoint if form is None else partial(write_quantised, form=form, dtype=self.publish_dtype)
@@ -316,10 +316,10 @@ class Trainer:
         try:
             yield tensors
         finally:
-            deque(tensors, maxlen=0)  # Others wait in every gather, also if the disk is full.
+            deque(tensors, maxlen=0)  # other ranks wait in every gather, even if the disk is full
 
     def published_tensors(self, *, masters: bool = False) -> Iterator[tuple[str, Tensor]]:
-        """What is published, one at a time; all ranks, to the end."""
+        """Yield the published tensors one at a time; all ranks must iterate to the end."""
         if self._adapters_only and not masters:
             return self._adapter_tensors()
         tensors = hf_tensors(self.network, self.publish_dtype)
@@ -329,17 +329,18 @@ class Trainer:
         return self._timed(tensors, self._form)
 
     def _timed(self, tensors: Iterator[tuple[str, Tensor]], form: LowBitFormat) -> Iterator[tuple[str, Tensor]]:
-        """`tensors` quantised: as in the forward pass, which rounds fused parameters, for scales are of rows."""
+        """Yield `tensors` quantised. This equals the forward pass, which rounds fused parameters, because scales are
+        per row."""
         for name, tensor in tensors:
             start_s = time.perf_counter()
             parts = list(quantised([(name, tensor)], form))
             self.quantise_s += time.perf_counter() - start_s
             del tensor
             yield from parts
-            del parts  # while the next one is gathered
+            del parts  # freed before the next one is gathered
 
     def _adapters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Every A and B by its name in peft's files."""
+        """Yield every A and B by its name in peft's files."""
         lora = self.options.lora
         assert lora is not None
         assert isinstance(self.network, Transformer)
@@ -351,8 +352,8 @@ class Trainer:
     # Checkpoint -------------------------------------------------------------------------------------------------
 
     def save(self, directory: str | Path) -> None:
-        """Weights (of LoRA the adapters), optimizer, schedule, reference and RNG into `directory` (shared by all
-        ranks). Not atomic by itself: see actors.training.checkpoint."""
+        """Save weights (with LoRA the adapters), optimizer, schedule, reference and RNG into `directory`, shared by all
+        ranks. Not atomic by itself: see actors.training.checkpoint."""
         save_tensors(self._state(), directory, distributed=self.rank.size > 1)
 
     def load(self, directory: str | Path) -> None:
@@ -363,7 +364,7 @@ class Trainer:
         self.optimizers.steps_done = int(state["steps_done"].item())
 
     def load_weights(self, directory: str | Path) -> None:
-        """Only the weights of a checkpoint, without a phase: for `export`."""
+        """Load only the weights of a checkpoint, without a phase: for `export`."""
         self._load(self._weights(), directory)
 
     def _load(self, state: dict[str, Tensor], directory: str | Path) -> None:
@@ -395,8 +396,8 @@ class Trainer:
         asked: float | None = None,
         samplers: Mapping[str, int] | None = None,
     ) -> batches.MiniBatch:
-        """`asked`: responses that it stands for. `samplers`: numbers of the rollout workers; none: nothing is told of
-        them."""
+        """`asked`: number of responses that the mini-batch represents. `samplers`: numbers of the rollout workers;
+        none: no statistics of them."""
         lengths = [s.drawn_tokens for s in sequences]
         weights = [s.weight if isinstance(s, TrainSequence) else 1.0 for s in sequences]
         learns = isinstance(sequences[0], TrainSequence)
@@ -426,19 +427,19 @@ class Trainer:
         return outputs
 
     def _computing(self, module: LogProbModel) -> AbstractContextManager[None]:
-        """Around forward and backward of `module`; FSDP2 casts by its own policy."""
+        """Return the context of forward and backward of `module`; FSDP2 casts by its own policy."""
         return computing_in(module, None if self._sharded else self._compute_dtype)
 
     def _backward(self, token_losses: Tensor, batch: batches.TokenBatch) -> Tensor:
-        """Add this micro-batch's gradient; returns its part of the mini-batch's loss."""
+        """Add this micro-batch's gradient; return its part of the mini-batch's loss."""
         loss = (token_losses * batch.coefficients).sum()
         (loss * self.rank.size).backward()  # type: ignore[no-untyped-call]  # FSDP2 averages over ranks; parts are summed
         return loss.detach().double()
 
     def _update(self, loss: Tensor) -> tuple[float, float, float]:
-        """Clip and apply; (loss over all ranks, gradient norm, learning rate)."""
+        """Clip and apply gradients; return (loss over all ranks, gradient norm, learning rate)."""
         parameters = [p for _, p in self._trained]
-        # One wait for both.
+        # one wait for both
         value, norm = torch.stack((self.rank.sum(loss[None])[0], gradient_norm(parameters).double())).tolist()
         if not (math.isfinite(value) and math.isfinite(norm)):
             self.optimizers.zero_grad()
@@ -474,7 +475,8 @@ class Trainer:
 
     def _build(self) -> LogProbModel:
         network = build_network(self.model_options, **self._build_args)  # type: ignore[arg-type]
-        # The frozen reference mirrors too: its KL is 0 before the first update. Gathered parameters count no changes.
+        # The frozen reference mirrors too, so that its KL is 0 before the first update. Gathered parameters do not
+        # count changes.
         mirrors = self.options.quantization == "rollout"
         fit_out(
             network,

@@ -1,7 +1,7 @@
 """The parts of `benchmarks.gpu`, one module each: `python -m benchmarks.gpu_parts.NAME --out FILE`.
 
-Importing this package lets options classes be made where pydantic is missing (`benchmarks.gpu_parts.bare`), and, where
-PACELINE_PRETENDED_CUDA is set, puts the tests' pretended device in CUDA's place: for rehearsals.
+Importing this package lets options classes be made without pydantic (`benchmarks.gpu_parts.bare`). If
+PACELINE_PRETENDED_CUDA is set, it replaces CUDA by the tests' pretended device, for rehearsals.
 """
 
 import os

@@ -1,5 +1,6 @@
-"""Whether speculation changes tokens on this device, and how far log-probs lie apart where it does; then the demo's
-whole run, if what it needs is installed."""
+"""Whether speculation changes tokens on this device, and how much log-probs differ if it does; then the demo's whole
+run, if its packages are installed.
+"""
 
 import importlib.util
 import os
@@ -79,7 +80,7 @@ def _common(one: NDArray[np.int32], two: NDArray[np.int32]) -> int:
 
 
 def _demo(session: Session) -> None:
-    """24 RL steps of examples/guess_and_check with engine and learner on the GPU."""
+    """Run 24 RL steps of examples/guess_and_check with engine and learner on the GPU."""
     missing = ["pydantic"] if BARE else []
     missing += [name for name in ("ray", "msgspec", "zmq") if importlib.util.find_spec(name) is None]
     if missing or session.rehearse:

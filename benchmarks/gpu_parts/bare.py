@@ -1,8 +1,8 @@
-"""Lets our modules be imported on a machine without pydantic: a stand-in for what options classes use of it.
+"""A stand-in for the parts of pydantic that options classes use, to import our modules on a machine without it.
 
-Only for `benchmarks.gpu`, whose parts give options that are right by construction: nothing is validated. It is there
-only where pydantic is not, and never when Paceline itself runs. As a pytest plugin (`-p benchmarks.gpu_parts.bare`) it
-does the same for tests.
+Only for `benchmarks.gpu`, whose parts give options that are right by construction: nothing is validated. It is used
+only where pydantic is missing, and never when Paceline itself runs. As a pytest plugin (`-p benchmarks.gpu_parts.bare`)
+it does the same for tests.
 """
 
 import importlib.util
@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 
 class _Field:
-    """What `model_fields` says of a field."""
+    """A field in `model_fields`."""
 
     def __init__(self, default: Any) -> None:
         self.default = default
@@ -62,7 +62,7 @@ class _Options:
 
 
 def _no_field(default: Any = ..., **_: Any) -> Any:
-    """In Annotated it is read by nobody, as a default it is one or says that there is none."""
+    """Return a field's default. In Annotated the result is unused; as a default, `...` means that there is none."""
     return default
 
 
@@ -71,7 +71,7 @@ def _left_as_it_is(*_: Any, **__: Any) -> Callable[[Any], Any]:
 
 
 def stand_in() -> Any:
-    """The module."""
+    """Return the stand-in module."""
     module: Any = ModuleType("pydantic")
     module.BaseModel, module.Field, module.ValidationError = _Options, _no_field, ValueError
     module.AfterValidator = _left_as_it_is
@@ -81,7 +81,7 @@ def stand_in() -> Any:
 
 
 def allow_bare() -> bool:
-    """Put the stand-in in pydantic's place if there is no pydantic. Whether it is there."""
+    """Install the stand-in if there is no pydantic. Returns whether it is in place."""
     if "pydantic" not in sys.modules and importlib.util.find_spec("pydantic") is None:
         sys.modules["pydantic"] = stand_in()
     return getattr(sys.modules.get("pydantic"), "BaseModel", None) is _Options

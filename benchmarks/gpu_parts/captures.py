@@ -1,4 +1,4 @@
-"""Captures: seconds and bytes per graph at the engine's start; sleep, wake, and whether graphs outlive them."""
+"""Captures: seconds and bytes per graph at the engine's start; sleep, wake, and whether graphs survive them."""
 
 import time
 

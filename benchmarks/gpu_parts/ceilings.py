@@ -1,4 +1,4 @@
-"""What the device reaches at best: copies, products, launches, transfers. Proposes an entry for the predictor."""
+"""The device's peaks in practice: copies, products, launches, transfers. Proposes an entry for the predictor."""
 
 import time
 
@@ -30,7 +30,7 @@ def run(session: Session) -> None:
 
 
 def _copies(session: Session) -> float:
-    """Share of the memory's bandwidth that a copy reaches; and a read-only sum, as weights are read."""
+    """Return the share of memory bandwidth that a copy reaches; also measures a read-only sum, as weights are read."""
     size = 1 << 16 if session.rehearse else 1 << 31
     source = torch.zeros(size, dtype=torch.uint8, device=session.device)
     target = torch.empty_like(source)
@@ -44,7 +44,7 @@ def _copies(session: Session) -> float:
 
 
 def _products(session: Session) -> float:
-    """Flops per second of the shapes of a 7B layer, from one row to a prompt chunk; the best of them."""
+    """Return the best flops per second over the shapes of a 7B layer, from one row to a prompt chunk."""
     best = 0.0
     shapes = ((37_888, 3584), (3584, 18_944), (4608, 3584)) if not session.rehearse else ((64, 32),)
     for n, k in shapes:
@@ -61,7 +61,7 @@ def _products(session: Session) -> float:
 
 
 def _launches(session: Session) -> tuple[float, float]:
-    """Seconds of a kernel that does next to nothing: in a graph, and launched one by one."""
+    """Return the seconds of an almost empty kernel: in a graph, and launched alone."""
     x = torch.zeros(64, device=session.device)
     count = 10 if session.rehearse else 500
 
@@ -80,7 +80,7 @@ def _launches(session: Session) -> tuple[float, float]:
 
 
 def _transfers(session: Session) -> float:
-    """Bytes per second from host to device and back, pinned and pageable; and a small copy."""
+    """Return bytes per second from host to device and back, pinned and pageable; also measures a small copy."""
     best = 0.0
     pinned_too = session.device == "cuda"
     for size in (4096, 1 << 20, 1 << 29) if not session.rehearse else (4096,):

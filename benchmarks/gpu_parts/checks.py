@@ -1,7 +1,8 @@
-"""tests/gpu file by file, the kernels first: each against its oracle, then engine, drafter, learner against the CPU.
+"""Run tests/gpu file by file, the kernels first: each against its oracle, then engine, drafter, learner against the
+CPU.
 
-Not our pytest configuration, which names plugins that such a machine need not have; and no plugin that is installed
-there and knows nothing of us. A rehearsal only collects: `make test-gpu-pretended` runs them without a GPU.
+It does not use our pytest configuration, whose plugins such a machine may lack, nor unrelated plugins installed there.
+A rehearsal only collects: `make test-gpu-pretended` runs the tests without a GPU.
 """
 
 import os
@@ -34,12 +35,12 @@ def run(session: Session) -> None:
         done = attempt(words, log, max(5.0, session.left_s))
         counts = {kind: int(count) for count, kind in _COUNTS.findall(done.tail)}
         session.row(file=file.name, exit_code=done.code, seconds=done.seconds, log=log.name, **counts)
-        if done.code not in (0, 5):  # 5: nothing there is marked
+        if done.code not in (0, 5):  # 5: no marked tests
             print(done.tail, flush=True)
 
 
 def _files() -> list[Path]:
-    """What depends on the least comes first: a kernel that is wrong explains whatever fails after it."""
+    """Return the files, those with the fewest dependencies first: a wrong kernel explains all later failures."""
     files = sorted((ROOT / "tests/gpu").glob("test_*.py"))
     return sorted(files, key=lambda file: file.name != "test_kernels.py")
 

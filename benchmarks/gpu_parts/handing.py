@@ -1,4 +1,4 @@
-"""Weights from the learner to an engine: cast, packed, checked, over PCIe and between processes; their peak."""
+"""Weights from the learner to an engine: cast, packed, checked, over PCIe and between processes; peak memory."""
 
 import multiprocessing
 import time
@@ -42,7 +42,7 @@ def run(session: Session) -> None:
 
 
 def _through_the_host(session: Session, size: str, model: Any, wire_bytes: int) -> None:
-    """Object store's way: off the device into one buffer, checked, read by another, onto the device."""
+    """Measure the object store's way: off the device into one buffer, checked, read by another, onto the device."""
     specs, total_bytes = lay_out((name, "bfloat16", tuple(shape)) for name, shape in hf_shapes(model).items())
     device = next(model.parameters()).device
     start_s = time.perf_counter()
@@ -89,7 +89,7 @@ def _child(inbox: Any, outbox: Any) -> None:
 
 
 def _between_processes(session: Session) -> None:
-    """CUDA IPC: another process copies what lies here, on the same GPU."""
+    """Measure CUDA IPC: another process copies memory of this one, on the same GPU."""
     if session.device != "cuda" or session.rehearse:
         session.row(ipc="only on a GPU: a pretended one has no memory that two processes share")
         return

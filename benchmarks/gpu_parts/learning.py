@@ -1,4 +1,4 @@
-"""The learner on one GPU: tokens per second, share of the peak, and memory, at real lengths and with one long tail."""
+"""The learner on one GPU: tokens per second, share of the peak, and memory, at real lengths and with a long tail."""
 
 import json
 import tempfile
@@ -76,7 +76,7 @@ def _steps(session: Session, size: str, checkpointing: bool) -> None:
 
 
 def _lengths(total: int, rehearse: bool) -> dict[str, list[int]]:
-    """Two micro-batches: of equal lengths, and with one that takes half of a micro-batch."""
+    """Return two micro-batches: one of equal lengths, one in which a sequence takes half."""
     short = 16 if rehearse else 512
     tail = total // 4
     return {"equal": [short] * (total // short), "one long": [tail] + [short] * ((total - tail) // short)}

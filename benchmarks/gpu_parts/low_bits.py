@@ -1,7 +1,7 @@
-"""Products and steps with weights in few bits beside bfloat16's, each beside its prediction.
+"""Low-bit products and steps against bfloat16's, each with its prediction.
 
-Products: the matrices of a 7B layer by rows, tokens rounded each time as a step does it; `of_bfloat16` is bfloat16's
-time over theirs. int8 by torch's library (`torch._int_mm`, from 17 rows on) stands beside ours without the float steps
+Products: the matrices of a 7B layer by rows, with tokens rounded each time as in a step. `of_bfloat16` is bfloat16's
+time over theirs. int8 by torch's library (`torch._int_mm`, from 17 rows on) is measured too, without the float steps
 that would follow it.
 """
 
@@ -100,7 +100,7 @@ def _products(session: Session, forms: list[LowBitFormat]) -> None:
 
 
 def _library_us(session: Session, x: Tensor, values: Tensor) -> float | None:
-    """Microseconds of torch's int8 product to int32, where it takes the shape."""
+    """Return the microseconds of torch's int8 product to int32; None if it does not take the shape."""
     if session.device != "cuda" or len(x) <= 16 or torch.version.cuda is None:
         return None
     tokens = x.to(torch.int8)

@@ -1,4 +1,4 @@
-"""Versions, and which attention torch chooses for our shapes."""
+"""Versions, and the attention that torch chooses for our shapes."""
 
 import importlib.metadata
 import platform
@@ -38,7 +38,7 @@ def run(session: Session) -> None:
 
 
 def _attention(session: Session, dtype: torch.dtype, masked: bool) -> None:
-    """The kernels behind one call of torch's attention with 28 query heads on 4 key heads."""
+    """Report the kernels of one call of torch's attention with 28 query heads on 4 key heads."""
     rows, context = (4, 32) if session.rehearse else (512, 2560)
     q = torch.randn(2, 28, rows, 128, dtype=dtype, device=session.device)
     k, v = (torch.randn(2, 4, context, 128, dtype=dtype, device=session.device) for _ in range(2))
@@ -55,7 +55,7 @@ def _attention(session: Session, dtype: torch.dtype, masked: bool) -> None:
 
 
 def _varlen(session: Session) -> None:
-    """Whether the learner's attention has its kernel here."""
+    """Report whether the kernel of the learner's attention is available."""
     found = session.device == "cuda" and variable_length(torch.device("cuda"), torch.bfloat16, 28, 4, 128) is not None
     session.row(variable_length_attention=found)
 

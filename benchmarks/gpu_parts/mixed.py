@@ -1,4 +1,4 @@
-"""Steps with a prompt chunk beside decoding requests, shapes seen for the first time, and the memory they take."""
+"""Steps with a prompt chunk and decoding requests, shapes seen for the first time, and their memory."""
 
 from benchmarks.gpu_parts.session import Session, part
 from benchmarks.gpu_parts.stepping import Request, Stepper

@@ -1,4 +1,4 @@
-"""Stock vLLM at three points of the step table, where it is installed: random weights of the same shape."""
+"""Stock vLLM at three points of the step table, if installed: random weights of the same shape."""
 
 import importlib.util
 import json
@@ -40,7 +40,7 @@ def run(session: Session) -> None:
 
 
 def _seconds(engine: Any, batch: int, context: int, tokens: int) -> float:
-    """Of prompts and so many new tokens; the prompts are cached after the first call."""
+    """Return the seconds of prompts plus `tokens` new tokens; the prompts are cached after the first call."""
     from vllm import SamplingParams
 
     prompts = [{"prompt_token_ids": [(7 * i + j) % 5000 for j in range(context - 80)]} for i in range(batch)]

@@ -1,4 +1,4 @@
-"""Requests through a whole engine: two waves, the first of which warms up and captures."""
+"""Requests through a whole engine: two waves, of which the first warms up and captures."""
 
 from typing import Any
 
@@ -18,8 +18,8 @@ def waves(
     rehearse: bool,
     tokens: dict[int, list[int]] | None = None,
 ) -> list[Any]:
-    """Records of the steps in which all of `batch` requests decode and nothing else happens; some at least. `tokens`:
-    where those of each response shall go."""
+    """Return records of the steps in which all of `batch` requests decode and nothing else happens; at least some.
+    `tokens`: filled with those of each response."""
     rng, new_tokens = np.random.default_rng(0), 6 if rehearse else NEW_TOKENS
     for wave in range(2):
         records.clear()

@@ -1,8 +1,8 @@
-"""Drafting by a copy of the target in few bits: milliseconds of a draft by depth and of a whole cycle beside their
-predictions, what engines gain over plain decoding, and whether their tokens are the same.
+"""Drafting by a low-bit copy of the target: milliseconds of a draft by depth and of a whole cycle, with predictions,
+the engines' gain over plain decoding, and whether their tokens are equal.
 
-Weights are random, so what is accepted says nothing about trained models; `speedup_of_all` is what a cycle would be
-worth if every token were accepted. Rounding the weights anew is what an engine pays after every update.
+Weights are random, so the acceptance says nothing about trained models. `speedup_of_all` is the gain of a cycle if
+every token were accepted. Rounding the weights again is an engine's cost after every update.
 """
 
 from typing import Any
@@ -22,7 +22,7 @@ from policies.roofline.kernels import draft_kernels
 from policies.roofline.timing import DEFAULT, step_time, time_of
 from policies.speculation.policy import FixedPolicy
 
-_CONTEXT = 128  # about what requests have in the middle of a wave
+_CONTEXT = 128  # about that of requests in the middle of a wave
 
 
 def run(session: Session) -> None:
@@ -51,7 +51,7 @@ def _batches(session: Session) -> tuple[int, ...]:
 def _wave(
     session: Session, model: Transformer, strategy: Strategy, batch: int, drafter: SelfDrafter | None
 ) -> tuple[list[Any], dict[int, list[int]]]:
-    """Full steps of an engine, and the tokens of every request."""
+    """Return full steps of an engine, and the tokens of every request."""
     options = EngineOptions(max_running=batch, kv_tokens=batch * 512, max_model_tokens=256)
     records: list[Any] = []
     engine = NativeEngine(
@@ -112,7 +112,7 @@ def _cycle(
 
 
 def _rounding(session: Session, size: str, drafter: SelfDrafter, name: str) -> None:
-    """What every update of the target costs, and what the copy takes."""
+    """Measure the cost of every update of the target, and the copy's memory."""
 
     def again() -> None:
         drafter.new_target(1)

@@ -1,7 +1,7 @@
-"""What the parts share: rows that are written at once, the prediction beside each measurement, timing, models.
+"""Shared code of the parts: rows written at once, a prediction with each measurement, timing, models.
 
-Owns the clock of a part's budget and how work is timed on the device; a part decides what. On a CPU (rehearsal) the
-same code runs with tiny shapes and no events, so that nothing is executed for the first time on borrowed minutes.
+Owns the clock of a part's budget and the timing on the device; a part decides what to measure. On a CPU (rehearsal) the
+same code runs with tiny shapes and no events, so that nothing runs for the first time in borrowed minutes.
 """
 
 import json
@@ -23,20 +23,20 @@ from policies.roofline.devices import DEVICES, Device, device_named
 
 TINY: dict[str, Any] = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_layers": 2}
 TINY |= {"num_heads": 4, "num_kv_heads": 2, "head_dim": 16, "tied": True}
-WIDE = TINY | {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32}  # which groups of 128 divide
+WIDE = TINY | {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32}  # divisible into groups of 128
 BLOCK_TOKENS = 16
 
 
 @dataclass(slots=True, kw_only=True)
 class Session:
-    """One part: where its rows go, on what it measures, how long it may."""
+    """One part: its output, its device, its time limit."""
 
     name: str
     out: Path
     budget_s: float
     rehearse: bool
     device: str = field(init=False)
-    gpu: Device = field(init=False)  # what predictions are made for
+    gpu: Device = field(init=False)  # the target of predictions
     started_s: float = field(init=False, default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
@@ -55,7 +55,7 @@ class Session:
         return self.budget_s - (time.monotonic() - self.started_s)
 
     def row(self, **values: Any) -> None:
-        """Append a row and print it. Numbers `x` and `predicted_x` are shown with what lies between them."""
+        """Append a row and print it. Numbers `x` and `predicted_x` are shown with their deviation."""
         found = {key: _short(value) for key, value in values.items()}
         for key in [key for key in found if f"predicted_{key}" in found]:
             measured, predicted = found[key], found[f"predicted_{key}"]
@@ -70,7 +70,7 @@ class Session:
             torch.cuda.synchronize()
 
     def seconds(self, work: Callable[..., object], *given: object, repeats: int = 10, warm_up: int = 2) -> float:
-        """Median seconds of `work(*given)`, each waited for: what a caller sees who needs the result."""
+        """Return median seconds of `work(*given)`, waiting for each: the time of a caller that needs the result."""
         repeats, warm_up = (2, 1) if self.rehearse else (repeats, warm_up)
         found = []
         for turn in range(-warm_up, repeats):
@@ -83,7 +83,8 @@ class Session:
         return median(found)
 
     def device_seconds(self, work: Callable[..., object], *given: object, calls: int = 20) -> float:
-        """Seconds of one of many calls in a row, between two events: what the device needs, the host permitting."""
+        """Return the seconds of one of many calls in a row, between two events: the device's time, unless the host
+        limits it."""
         calls = 2 if self.rehearse else calls
         work(*given)
         if self.device != "cuda":
@@ -98,20 +99,20 @@ class Session:
         return found or self.seconds(work, *given)  # a pretended device has no clock
 
     def profiled(self, work: Callable[[], object]) -> Any:
-        """torch's events of one call, averaged by name."""
+        """Return torch's events of one call, averaged by name."""
         activities = [torch.profiler.ProfilerActivity.CPU]
         if self.device == "cuda" and torch.version.cuda is not None:
             activities.append(torch.profiler.ProfilerActivity.CUDA)
         if self.device == "cuda" and torch.version.cuda is None:
             work()
-            return []  # pretended: nothing below torch to ask
+            return []  # a pretended device has no profiler
         with torch.profiler.profile(activities=activities) as profile:
             work()
             self.synchronize()
         return profile.key_averages()
 
     def captured(self, work: Callable[[], object]) -> Callable[[], object]:
-        """The replay of a graph of `work`; `work` itself on a CPU."""
+        """Return the replay of a graph of `work`; `work` itself on a CPU."""
         if self.device != "cuda":
             return work
         from actors.engine.native.forward.graphs import CudaGraphCapture
@@ -129,7 +130,7 @@ class Session:
         return qwen("0.5b", **small[size]) if size in small else qwen(size)
 
     def model(self, size: str, dtype: torch.dtype = torch.bfloat16, low_bit: LowBitFormat | None = None) -> Transformer:
-        """Random weights, made where they stay; what a step costs does not depend on them. In few bits: ones."""
+        """Make a model with random weights on its device; a step's cost does not depend on them. Low-bit: ones."""
         torch.manual_seed(0)
         config = self.config(size)
         model = Transformer(config, dtype=dtype, device=self.device, batch_invariant=False, low_bit=low_bit)
@@ -144,7 +145,7 @@ class Session:
         return model.requires_grad_(False)
 
     def free(self) -> None:
-        """Give memory back between models; parts drop their references first."""
+        """Free memory between models; parts drop their references first."""
         import gc
 
         gc.collect()

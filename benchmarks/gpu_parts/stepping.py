@@ -1,8 +1,7 @@
-"""Engine steps with contexts of any length, without a prompt having been computed: what lies in the KV cache is zeros.
+"""Engine steps with contexts of any length, without computing a prompt: the KV cache is zeros.
 
 Owns the arrays of such steps. The engine's own device side (`DeviceSteps`) computes them: upload, forward, head, draws,
-download, by a graph or eagerly, as the engine does it. The scheduler and the
-loop around it are not in it.
+download, by a graph or eagerly, like the engine. The scheduler and the loop around it are not included.
 """
 
 from dataclasses import dataclass
@@ -28,7 +27,7 @@ def cache_bytes(model: Transformer, tokens: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Rows of one request, of which the last `draws` draw (decoding and verifying: all of them)."""
+    """Rows of one request, of which the last `draws` draw (all of them when decoding and verifying)."""
 
     rows: int
     context: int  # tokens, its rows included
@@ -36,7 +35,7 @@ class Request:
 
 
 class Stepper:
-    """Steps of up to `requests` requests with at most `context` tokens and `rows` rows together."""
+    """Runs steps of up to `requests` requests with at most `context` tokens and `rows` rows in total."""
 
     def __init__(self, model: Transformer, requests: int, context: int, rows: int, *, graphs: bool) -> None:
         weight = model.embed_tokens.weight
@@ -59,16 +58,16 @@ class Stepper:
         self.steps.resize(rows, min(rows, 32))  # masks: none here is wider
 
     def capture(self, *shapes: GraphShape) -> int:
-        """Graphs of these shapes; how many there are."""
+        """Capture graphs of these shapes. Returns their number."""
         self.steps.plan_graphs(CapturePlan(shapes))
         return self.steps.captured
 
     def uniform(self, batch: int, rows: int, context: int) -> StepRows:
-        """Decoding, or verification of chains."""
+        """Return a step of decoding, or of verifying chains."""
         return self.packed([Request(rows, context, rows)] * batch)
 
     def packed(self, requests: list[Request]) -> StepRows:
-        """The arrays of a step, as the engine makes them."""
+        """Return the arrays of a step, as the engine makes them."""
         counts = np.array([request.rows for request in requests])
         ends = np.array([request.context for request in requests])
         owner = np.arange(len(requests)).repeat(counts)
@@ -95,13 +94,13 @@ class Stepper:
         return StepRows(arrays, int(counts.max()), int(ends.max()), sampled, False)
 
     def run(self, rows: StepRows) -> None:
-        """One step: returns when its tokens are on the host."""
+        """Run one step. Returns when its tokens are on the host."""
         with torch.inference_mode():
             self.steps.run(rows, None)
 
 
 def fits(model: Transformer, tokens: int) -> bool:
-    """A cache of so many tokens beside the model, with room for activations."""
+    """Whether a cache of `tokens` tokens fits next to the model, with room for activations."""
     if model.embed_tokens.weight.device.type != "cuda":
         return True
     return cache_bytes(model, tokens) < torch.cuda.mem_get_info()[0] * 0.85

@@ -1,4 +1,4 @@
-"""The step table: models by requests by context, with graphs and without, beside floor and prediction."""
+"""The step table: models by requests by context, with graphs and without, with floor and prediction."""
 
 from benchmarks.gpu_parts.session import Session, part
 from benchmarks.gpu_parts.stepping import Request, Stepper, fits
@@ -77,7 +77,7 @@ def _stragglers(session: Session, size: str, model: Transformer) -> None:
 
 
 def _histogram(session: Session, size: str, model: Transformer) -> None:
-    """Where the device's time goes in one eager step."""
+    """Report the device's time by kernel in one eager step."""
     batch, context = (2, 40) if session.rehearse else (8, 8192)
     stepper = Stepper(model, batch, context, batch, graphs=False)
     rows = stepper.uniform(batch, 1, context)

@@ -1,5 +1,6 @@
-"""Verification of 1 to 17 rows a request, EAGLE's drafts by depth and tree, the sampler alone, and what speculation is
-worth at a given acceptance."""
+"""Verification of 1 to 17 rows per request, EAGLE's drafts by depth and tree, the sampler alone, and the gain of
+speculation at a given acceptance.
+"""
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ from policies.roofline.kernels import draft_kernels, sampling
 from policies.roofline.timing import DEFAULT, step_time, time_of
 from policies.speculation.graph_plan import GraphShape
 
-ACCEPTED = 2.6  # tokens accepted per draft at batch 1 that the issue asks about
+ACCEPTED = 2.6  # assumed tokens accepted per draft at batch 1
 
 
 def run(session: Session) -> None:
@@ -43,7 +44,7 @@ def _sampler(session: Session, size: str, net: Network) -> None:
 
 
 def _verification(session: Session, size: str, model: Transformer, net: Network) -> dict[int, float]:
-    """Milliseconds of a plain step by requests."""
+    """Return the milliseconds of a plain step by requests."""
     plain: dict[int, float] = {}
     context = 40 if session.rehearse else 4096
     for batch in (1, 8, 32) if not session.rehearse else (1, 2):
@@ -72,7 +73,8 @@ def _verification(session: Session, size: str, model: Transformer, net: Network)
 
 
 def _drafting(session: Session, size: str, model: Transformer, net: Network, plain: dict[int, float]) -> None:
-    """EAGLE with fresh weights, through the engine: milliseconds of a draft, and of a whole step, by strategy."""
+    """Measure EAGLE with fresh weights, through the engine: milliseconds of a draft, and of a whole step,
+    by strategy."""
     from actors.engine.native.engine import NativeEngine
     from benchmarks.gpu_parts.requests import waves
     from config.rollout import EngineOptions

@@ -1,12 +1,12 @@
-"""The measured A100 sweep that the predictor's constants come from, and the kernels of the engine that it measured.
+"""The measured A100 sweep to which the predictor's constants are fitted, and the kernels of its engine.
 
 Owns the fixture `benchmarks/data/a100_sweep_qwen2.5_7b.csv`: median milliseconds of Qwen2.5-7B in bfloat16 by rows per
 request, batch and context (from furiosa-ai/EfficientRollout, Apache-2.0; cells of unclear meaning left out). Its engine
-is vLLM, and its requests share one prompt: from 8 requests on, the added time per key is that of one walk over the
-context, whatever the batch, and keys of fewer requests come faster than the memory's bandwidth allows. So attention is
-not ours there: one shared pass (from 8 requests on when verifying, from 32 when decoding, and from 512 tokens), whose
-blocks of 64 query rows walk the whole context unsplit; else unsplit blocks when verifying, and the cache's rate when
-decoding. Everything but attention and sampling is priced as for our own engine.
+is vLLM, and its requests share one prompt. From 8 requests on, the added time per key is that of one walk over the
+context, whatever the batch; keys of fewer requests are faster than the memory's bandwidth allows. So attention differs
+from ours: one shared pass (from 8 requests on when verifying, from 32 when decoding, and from 512 tokens), whose blocks
+of 64 query rows walk the whole context unsplit. Otherwise unsplit blocks when verifying, and the cache's rate when
+decoding. Everything but attention and sampling is priced like our own engine.
 """
 
 import csv
@@ -22,7 +22,7 @@ from policies.roofline.timing import SWEEP, DeviceRates, time_of
 
 FIXTURE = Path(__file__).parents[1] / "data/a100_sweep_qwen2.5_7b.csv"
 QWEN_7B = network(qwen("7b"))
-CACHE_BYTES_S = 4.2e12  # keys and values of requests that share them, fitted with the rest
+CACHE_BYTES_S = 4.2e12  # keys and values shared by requests, fitted with the rest
 _SHARED_FROM, _SHARED_CONTEXT, _TILE_ROWS = {True: 8, False: 32}, 512, 64  # requests (verifying, decoding), tokens
 
 
@@ -43,7 +43,7 @@ def cells(path: Path = FIXTURE) -> list[Cell]:
 
 
 def fitted(found: list[Cell]) -> list[Cell]:
-    """Those that the constants were fitted to: every other decoding cell, draft lengths 3 and 15. The rest tests."""
+    """Return the cells of the fit: every other decoding cell, and draft lengths 3 and 15. The rest are tests."""
     decoding = [cell for cell in found if cell.rows == 1]
     return decoding[::2] + [cell for cell in found if cell.rows in (4, 16)]
 

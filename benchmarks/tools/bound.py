@@ -1,18 +1,18 @@
-"""How fast a rollout could be at best, in hindsight, and what another engine's passes would make of one.
+"""The best possible time of a rollout in hindsight, and an estimate for another engine's passes.
 
 Pure functions over step records.
 
-`bound_s` is a bound by construction. A run is so many tokens at every `bucket` of running requests, each at so many
-seconds; the bound charges, for every bucket, the fewest seconds per token at which *any* run of the same turn wrote
-tokens there, be it by one of its strategies or by its own mixture of them, with the passes, drafts and acceptance of
-that very run. Drafts also decide how many tokens are left for small batches (a request that is guessed well ends
-early), so the bound takes the run whose distribution comes out cheapest. No run of the turn can be faster: at its own
-distribution the bound charges it no more than what it took. It needs no cost that was measured apart (which made the
-older estimate smaller than what was reached: other passes, on a machine at another speed, and no switching within a
-bucket). It errs upwards: the luckiest of several noisy figures counts, as far as it is of MIN_STEPS steps.
+`bound_s` is a bound by construction. A run is a number of tokens at every `bucket` of running requests, each at some
+seconds. The bound charges, for every bucket, the fewest seconds per token at which *any* run of the same turn wrote
+tokens there, by one of its strategies or by its own mixture of them, with the passes, drafts and acceptance of that
+run. Drafts also decide how many tokens are left for small batches (a well-guessed request ends early), so the bound
+takes the run with the cheapest distribution. No run of the turn can be faster: at its own distribution the bound
+charges at most its actual time. It needs no separately measured cost. Such costs made the older estimate smaller than
+what was reached: other passes, on a machine at another speed, and no switching within a bucket. It errs upwards: the
+luckiest of several noisy figures counts, if it has MIN_STEPS steps.
 
-`estimate_s` is that older one: every step costs what a plain one costs beside its forward, a forward measured apart,
-and its own drafting. Runs can exceed it. It is for engines whose drafts were made elsewhere
+`estimate_s` is that older one. Every step costs the part of a plain one outside its forward, a separately measured
+forward, and its own drafting. Runs can exceed it. It is for engines whose drafts were made elsewhere
 (`benchmarks.rollout_vllm`).
 """
 
@@ -23,18 +23,18 @@ from statistics import median
 
 from actors.engine.batch.telemetry import EngineStepRecord
 
-MIN_STEPS = 20  # fewer steps of a strategy say nothing about it
-PassCost = Callable[[int, int], float]  # running requests, rows of all -> seconds of a forward
+MIN_STEPS = 20  # fewer steps of a strategy are not significant
+PassCost = Callable[[int, int], float]  # (running requests, total rows) -> seconds of a forward
 
 
 def bucket(running: int) -> int:
-    """1, 2, 4, 8, ...: the power of two from which on `running` counts."""
+    """Return the largest power of two up to `running`: 1, 2, 4, 8, ..."""
     return 1 << (running.bit_length() - 1)
 
 
 @dataclass(slots=True)
 class _Share:
-    """What a run did at one bucket, or by one strategy there."""
+    """The work of a run at one bucket, or of one strategy there."""
 
     steps: int = 0
     tokens: int = 0
@@ -52,7 +52,7 @@ class _Share:
 
 @dataclass(slots=True)
 class _Split:
-    """A run by bucket, and what no choice of strategies changes: prompts, and what happens between its steps."""
+    """A run by bucket, and the parts that do not depend on strategies: prompts, and time between steps."""
 
     other_s: float
     shares: dict[int, _Share] = field(default_factory=lambda: defaultdict(_Share))
@@ -71,7 +71,8 @@ def _split(seconds: float, steps: Sequence[EngineStepRecord]) -> _Split:
 
 
 def bound_s(runs: Sequence[tuple[float, Sequence[EngineStepRecord]]]) -> float:
-    """Seconds of which no run has fewer; of each its seconds and its steps. All runs write the same tokens."""
+    """Return a lower bound in seconds for all runs, given the seconds and steps of each. All runs write the same
+    tokens."""
     splits = [_split(*run) for run in runs]
     least: dict[int, float] = {}  # seconds per token by bucket, over all runs
     for split in splits:
@@ -87,7 +88,8 @@ def bound_s(runs: Sequence[tuple[float, Sequence[EngineStepRecord]]]) -> float:
 
 
 def interpolated(seconds: Mapping[int, Mapping[int, float]]) -> PassCost:
-    """Pass cost from measured ones by `bucket` of running requests and rows: linear between rows and beyond."""
+    """Return the pass cost from measured ones, by `bucket` of running requests and rows: linear between rows and
+    beyond."""
 
     def cost(running: int, count: int) -> float:
         known = seconds[bucket(running)]
@@ -102,7 +104,7 @@ def interpolated(seconds: Mapping[int, Mapping[int, float]]) -> PassCost:
 
 
 def estimate_s(off: Sequence[EngineStepRecord], others: Sequence[EngineStepRecord], pass_cost: PassCost) -> float:
-    """Seconds in which the tokens of `off`, plain decoding of the whole case, could have come.
+    """Return the estimated least seconds for the tokens of `off`, plain decoding of the whole case.
 
     others: steps of the same case under any strategies. Steps with prompt chunks stay as they are.
     """

@@ -1,5 +1,7 @@
-"""The calibration that choosers of a benchmark begin with: what `paceline calibrate` measures, of a target in this
-process. Owns nothing but for how long, and up to how many requests."""
+"""The initial calibration of a benchmark's choosers: what `paceline calibrate` measures, for a target in this process.
+
+Owns only its duration, and its largest number of requests.
+"""
 
 from actors.engine.calibrated import device_name, precision_name
 from actors.engine.native.measuring import Measuring
@@ -15,7 +17,7 @@ CONTEXTS = (56, 140, 24)  # tokens of a request of the demo: usual, long, short
 
 
 def calibrate(target: Target, most_requests: int, seconds: float = SECONDS) -> Calibration:
-    """Of passes for up to so many requests, and of the default strategies' drafts."""
+    """Calibrate passes of up to `most_requests` requests, and the default strategies' drafts."""
     options = engine_options(max(most_requests, 2))
     drafters = build_drafters(SpeculationOptions(), target.model, options)
     key = CalibrationKey(

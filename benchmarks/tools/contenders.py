@@ -1,4 +1,4 @@
-"""Who takes part in the speculation benchmarks: a policy and the drafters it may name. Owns how each is built."""
+"""The contenders of the speculation benchmarks: a policy and its drafters. Owns how each is built."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,8 +27,8 @@ class Contender:
     name: str
     policy: Callable[[], StrategyPolicy | None]
     drafters: Callable[[EngineOptions], Mapping[str, Drafter]]
-    knows_history: bool = True  # drafters are taught the epoch before
-    learns: bool = False  # the policy is kept from run to run, after one that is not counted
+    knows_history: bool = True  # drafters have seen the previous epoch
+    learns: bool = False  # the policy is kept from run to run, after an uncounted one
 
 
 class WrongDrafter(Drafter):
@@ -38,14 +38,14 @@ class WrongDrafter(Drafter):
         self.name, self._token = name, token
 
     def propose(self, batch: BatchView, strategy: Strategy) -> Drafts:
-        """Chains of exactly strategy.depth tokens, as far as there is room."""
+        """Draft chains of exactly strategy.depth tokens, as far as there is room."""
         requests = len(batch.slots)
         tokens: Int64Array = np.full((requests, strategy.depth), self._token, np.int64)
         return Drafts(tokens, np.minimum(batch.room, strategy.depth))
 
 
 def fixed(target: Target, text: str, eagle: str | None = None) -> Contender:
-    """One strategy at every step."""
+    """Use one strategy at every step."""
     strategy = Strategy.parse(text)
     options = SpeculationOptions(mode="fixed", strategies=(text,), eagle=EagleOptions(path=eagle))
     return Contender(text, lambda: FixedPolicy(strategy), lambda engine: build_drafters(options, target.model, engine))
@@ -63,7 +63,7 @@ def adaptive(
     history: bool = True,
     learnt: bool = True,
 ) -> Contender:
-    """The default policy. `history`: drafters know an earlier epoch; `learnt`: the chooser has decoded before."""
+    """Use the default policy. `history`: drafters know an earlier epoch. `learnt`: the chooser has decoded before."""
     options = SpeculationOptions.model_validate({"mode": mode, "strategies": strategies, "eagle": {"path": eagle}})
     if max_running is not None:
         options = options.model_copy(update={"max_running": max_running})
@@ -84,7 +84,7 @@ def hostile(
     calibration: Calibration | None = None,
     learnt: bool = True,
 ) -> Contender:
-    """The default policy over drafters that are always wrong."""
+    """Use the default policy over drafters that are always wrong."""
     return Contender(
         "hostile" if learnt else "hostile, cold",
         lambda: build_policy(SpeculationOptions(), names, costs=CostModel(calibration)),

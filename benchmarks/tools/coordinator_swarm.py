@@ -1,10 +1,10 @@
-"""Many workers of a coordinator in one process: real connections, the real worker's end, no trainer behind it.
+"""Many workers of a coordinator in one process: real connections, the real worker's code, no trainers.
 
     with Swarm(endpoint, workers=256, options=options) as swarm:
         swarm.idle()
         swarm.round_trips()      # seconds by kind of message, since the last call
 
-A worker starts and stops training the moment it is told to. Owns the child process; knows nothing of what is measured.
+A worker starts and stops training at once on command. Owns the child process, not the measurements.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ _NOBLOCK = int(zmq.NOBLOCK)
 
 
 class Swarm:
-    """`workers` connections to `endpoint`, from a process of their own. They begin BUSY, in one group."""
+    """`workers` connections to `endpoint`, from a separate process. They begin BUSY, in one group."""
 
     def __init__(self, endpoint: str, workers: int, options: CoordinatorOptions) -> None:
         spawn = multiprocessing.get_context("spawn")
@@ -46,11 +46,11 @@ class Swarm:
         self._process.kill()
 
     def idle(self) -> None:
-        """Every worker says that it is idle; returns when they have."""
+        """Report every worker as idle. Returns when all have."""
         self._ask("idle")
 
     def round_trips(self) -> dict[str, list[float]]:
-        """From saying to the acknowledgement at hand, by kind of message, seconds."""
+        """Return seconds from a message to its acknowledgement, by kind of message."""
         return dict(self._ask("round trips"))
 
     def _ask(self, what: str) -> Any:
@@ -75,7 +75,7 @@ class _Worker:
         self.due_s = self.member.due_s
 
     def receive(self, round_trips: dict[str, list[float]]) -> None:
-        """One message: another worker may have waited longer than this one's next."""
+        """Receive one message. Another worker may have waited longer than this one's next message."""
         message = decode_answer(self.socket.recv(_NOBLOCK))
         now_s = time.monotonic()
         self.member.hear(message, now_s)

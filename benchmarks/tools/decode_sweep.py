@@ -1,8 +1,9 @@
-"""A measured sweep of self-speculation, as EfficientRollout publishes them, and what a cost model is worth on it.
+"""A measured sweep of self-speculation, in the form that EfficientRollout publishes, and the score of a cost model on
+it.
 
-A CSV with a line per model, batch, context (`seq`), draft length (`gamma`) and mode: target_decode, drafter_decode (one
+A CSV has a line per model, batch, context (`seq`), draft length (`gamma`) and mode: target_decode, drafter_decode (one
 of the passes of a draft), target_verify. Owns its reading, the split into fitted and held-out cells and their scores.
-Knows no file of its own.
+Has no file of its own.
 """
 
 import csv
@@ -21,7 +22,7 @@ from config.formats import FORMATS
 from config.network import Network
 
 COPY = FORMATS["w4a16"]  # the drafter of these sweeps
-_TIMES = ("median_ms", "mean_ms")  # the first that is there
+_TIMES = ("median_ms", "mean_ms")  # the first that exists
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -35,7 +36,7 @@ class Cell:
 
 @dataclass(slots=True)
 class Sweep:
-    """Of one model; seconds. Cells that were not measured are missing."""
+    """The sweep of one model, in seconds. Unmeasured cells are missing."""
 
     model: str
     decoding: dict[tuple[int, int], float] = field(default_factory=dict)  # by batch and context
@@ -57,7 +58,7 @@ class Sweep:
 
     @property
     def cells(self) -> list[Cell]:
-        """Those of which all three parts were measured: they have a measured speed-up."""
+        """The cells with all three parts measured, so with a measured speed-up."""
         return sorted(
             cell for cell in self.verification if cell in self.drafting and (cell.batch, cell.context) in self.decoding
         )
@@ -66,11 +67,11 @@ class Sweep:
         return cell.length * self.drafting[cell] + self.verification[cell]
 
     def speedup(self, cell: Cell) -> float:
-        """Where every draft is accepted (eq. 4)."""
+        """Return the speed-up if every draft is accepted (eq. 4)."""
         return (cell.length + 1) * self.decoding[cell.batch, cell.context] / self.cycle_s(cell)
 
     def fit(self, work: Work, keep: Callable[[Cell], bool], overlap: float = OVERLAP) -> TwoStage:
-        """To the cells that are kept; decoding has length 0. Raises ValueError where nothing of a kind is left."""
+        """Fit to the kept cells; decoding has length 0. Raises ValueError if no cell of a kind is left."""
         decoding = [
             Timing(batch, context, 0, seconds)
             for (batch, context), seconds in self.decoding.items()
@@ -88,8 +89,8 @@ class Sweep:
 
 
 def read(path: Path) -> list[Sweep]:
-    """Every model of a file, in order. Lines of batch 0 or context 0 are of unclear meaning and left out, as are other
-    modes and times that are none; a cell that was measured more than once counts as the median.
+    """Read every model of a file, in order. Lines of batch 0 or context 0 have an unclear meaning and are left out, as
+    are other modes and invalid times. A cell measured more than once counts as its median.
 
     Raises ValueError for a file without a needed column, or without a model of which all three parts were measured.
     """
@@ -136,14 +137,15 @@ def _number(text: str | None) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """What is fitted: these draft lengths, up to so many requests. The rest is held out."""
+    """The fitted cells: these draft lengths, up to `most` requests. The rest is held out."""
 
     lengths: Sequence[int]
     most: int
 
     @classmethod
     def of(cls, sweep: Sweep) -> "Split":
-        """Draft lengths but 11, or but the second longest; batches up to 32, or to half of the largest."""
+        """Fit all draft lengths except 11, or except the second longest, and batches up to 32, or to half of the
+        largest."""
         lengths, batches = sweep.lengths, sweep.batches
         held = 11 if 11 in lengths else lengths[-2] if len(lengths) > 2 else lengths[-1]
         fitted = [length for length in lengths if length != held] or lengths
@@ -156,23 +158,23 @@ class Split:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """Over some cells. Errors are medians, relative; losses are shares of the time of who always chooses right, at
-    one token per request and cell."""
+    """Scores over some cells. Errors are medians, relative. Losses are shares of the time of an oracle that always
+    chooses right, at one token per request and cell."""
 
     cells: int
     sign_right: float  # of the predicted speed-up over 1
-    always_right: float  # who always drafts
+    always_right: float  # the same for always drafting
     target_error: float
     draft_error: float
     verify_error: float
     cycle_error: float
-    lost: float  # by who drafts where the model says so
+    lost: float  # by drafting where the model predicts a gain
     always_lost: float
     never_lost: float
 
 
 def score(sweep: Sweep, model: TwoStage, cells: Iterable[Cell]) -> Score | None:
-    """Of those of the cells that have a measured speed-up; None: none has."""
+    """Score the cells with a measured speed-up; None if there are none."""
     known = set(sweep.cells)
     chosen = sorted(known.intersection(cells))
     if not chosen:
@@ -220,7 +222,7 @@ def _shape(vocabulary: int, hidden: int, inner: int, layers: int, heads: int, kv
     )
 
 
-# By words of the name; the first that fits. From the models' config.json.
+# By words of the name; the first that fits counts. From the models' config.json.
 _SHAPES: dict[str, Network] = {
     "llama-3.2-3b": _shape(128_256, 3072, 8192, 28, 24, 8, True),
     "llama-8b": _shape(128_256, 4096, 14_336, 32, 32, 8, False),
@@ -238,8 +240,8 @@ _SHAPES: dict[str, Network] = {
 
 
 def network_of(model: str, config: Path | None = None) -> tuple[Network, str]:
-    """The shape of a model and how it was found: from a config.json, by its name, or that of the nearest size. Only
-    the ratios of weights, cache and operations matter to a fit: what is measured sets the scale.
+    """Return the shape of a model and its source: a config.json, its name, or the nearest size. A fit only needs the
+    ratios of weights, cache and operations, since measurements set the scale.
 
     Raises ValueError for a config without a needed key.
     """

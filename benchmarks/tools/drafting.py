@@ -1,4 +1,4 @@
-"""How well a drafter drafts for a target, in the engine: coupled chains at T = 1. Owns the counting, trains nothing."""
+"""Acceptance of a drafter for a target, in the engine: coupled chains at T = 1. Owns the counting, trains nothing."""
 
 import tempfile
 from collections.abc import Sequence
@@ -19,21 +19,21 @@ from models.config import ModelConfig
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """Of all verifications of drafts; a request's first step has none."""
+    """Counts over all verifications of drafts; a request's first step has none."""
 
     verifications: int
     accepted: int
-    by_depth: tuple[float, ...]  # share of drafts accepted up to depth 1, 2, ...: their sum is accept_length - 1
+    by_depth: tuple[float, ...]  # share of drafts accepted up to depth 1, 2, ...: the sum is accept_length - 1
     rollouts: dict[int, Rollout]  # by request id
 
     @property
     def accept_length(self) -> float:
-        """Tokens per verification, the target's own included, as TLT counts."""
+        """Tokens per verification, including the target's own, as TLT counts."""
         return 1 + self.accepted / max(self.verifications, 1)
 
 
 def drafter_of(model: Drafting, target: Target, running: int) -> EagleDrafter:
-    """The network as an engine with `engine_options(running)` has it."""
+    """Return the network as the drafter of an engine with `engine_options(running)`."""
     options = engine_options(running)
     with tempfile.TemporaryDirectory() as folder:
         save_eagle(model, folder)
@@ -43,7 +43,7 @@ def drafter_of(model: Drafting, target: Target, running: int) -> EagleDrafter:
 
 
 def accept(engine: NativeEngine, requests: Sequence[Request]) -> Acceptance:
-    """Decode them all, with whatever weights and drafter the engine has now."""
+    """Decode all requests with the engine's present weights and drafter."""
     used: list[StrategyUse] = []
     rollouts: dict[int, Rollout] = {}
     for event in engine.stream(requests):
@@ -61,7 +61,7 @@ def accept(engine: NativeEngine, requests: Sequence[Request]) -> Acceptance:
 
 
 def random_record(rows: int, config: ModelConfig, seed: int = 0) -> SequenceRecord:
-    """For timing a trainer: states at random, which change no time."""
+    """Return a record for timing a trainer: random states, which do not affect the time."""
     rng = np.random.default_rng((seed, rows))
     states = rng.standard_normal((rows, config.hidden_size), np.float32).view(np.uint8)
     tokens = rng.integers(0, config.vocab_size, rows + 1).astype(np.int32)

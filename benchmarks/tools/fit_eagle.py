@@ -2,8 +2,8 @@
 
     python -m benchmarks.tools.fit_eagle --target runs/demo/model --size demo --out /path/to/drafter
 
-The demo's own rollouts and prompts, also for an inflated target, which has the same function; learning and its end are
-those of `paceline warmup-drafter`.
+It uses the demo's own rollouts and prompts, also for an inflated target, which has the same function. Training and its
+stopping rule are those of `paceline warmup-drafter`.
 """
 
 from collections.abc import Iterable

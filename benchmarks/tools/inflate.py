@@ -1,4 +1,4 @@
-"""Inflate a checkpoint to a larger model with the same logits, check that they are the same, and write it.
+"""Inflate a checkpoint to a larger model with the same logits, check the logits, and write it.
 
 python -m benchmarks.tools.inflate runs/demo/model inflated/20m --size 20m
 python -m benchmarks.tools.inflate runs/demo/model inflated/big --hidden-size 2048 --num-layers 12
@@ -22,7 +22,7 @@ TOLERANCE = 1e-3  # largest difference of float32 logits
 
 @torch.no_grad()
 def largest_difference(a: Transformer, b: Transformer, tokens: int = 256) -> float:
-    """Largest absolute difference of the logits over random tokens in two packed sequences."""
+    """Return the largest absolute difference of the logits over random tokens in two packed sequences."""
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(a.config.vocab_size, (tokens,), generator=generator)
     context = PackedContext.from_lengths([tokens // 3, tokens - tokens // 3])

@@ -1,12 +1,12 @@
 """Function-preserving inflation: a larger model with the same logits, for timing large passes with real acceptance.
 
-Owns the arithmetic that makes it exact. Never trains, and is benchmark tooling: nothing in a run depends on it.
+Owns the arithmetic that makes it exact. It never trains, and no run depends on it.
 
-With hidden size D -> D', the residual stream becomes [x, 0]: whatever writes to it writes zeros to the new dimensions.
-RMSNorm then averages over D' dimensions: mean' = mean D/D', so eps' = eps D/D' and weight' = weight sqrt(D/D') give the
-same numbers. Weights that only ever multiply zeros are random, not zero, so that the bytes and arithmetic are those of
-an ordinary model. One thing is not exact: Qwen3's query and key norms share eps but keep their size unless head_dim
-grows as D does; the error is about eps / mean(q^2), far below float32 resolution of the logits for trained models.
+With hidden size D -> D', the residual stream becomes [x, 0]: every write to it is zero in the new dimensions. RMSNorm
+then averages over D' dimensions: mean' = mean D/D', so eps' = eps D/D' and weight' = weight sqrt(D/D') give the same
+numbers. Weights that only multiply zeros are random, not zero, so that bytes and arithmetic are those of an ordinary
+model. One thing is not exact: Qwen3's query and key norms share eps but keep their size unless head_dim grows as D
+does; the error is about eps / mean(q^2), far below float32 resolution of the logits for trained models.
 """
 
 import dataclasses
@@ -26,7 +26,8 @@ PRESETS: Mapping[str, Mapping[str, int]] = {
 
 
 def inflated_config(config: ModelConfig, **sizes: int) -> ModelConfig:
-    """The config with larger `hidden_size`, `intermediate_size`, `num_layers`, `num_heads`, `num_kv_heads`, `head_dim`.
+    """Return the config with larger `hidden_size`, `intermediate_size`, `num_layers`, `num_heads`, `num_kv_heads`,
+    `head_dim`.
 
     Raises ModelConfigError for a size that shrinks, fewer query heads per KV head, or a head_dim that is no multiple.
     """
@@ -45,7 +46,7 @@ def inflated_config(config: ModelConfig, **sizes: int) -> ModelConfig:
 def inflate(
     config: ModelConfig, tensors: Mapping[str, Tensor], target: ModelConfig, *, seed: int = 0
 ) -> dict[str, Tensor]:
-    """Hugging Face tensors of `config` -> those of `target` (from inflated_config), same dtype, same logits."""
+    """Map Hugging Face tensors of `config` to those of `target` (from inflated_config): same dtype, same logits."""
     generator = torch.Generator().manual_seed(seed)
     plan = _Plan(config, target)
     result: dict[str, Tensor] = {}
@@ -63,12 +64,12 @@ def inflate(
 
 
 class _Plan:
-    """Where old rows and columns go, and what the new ones hold."""
+    """The positions of old rows and columns, and the contents of new ones."""
 
     def __init__(self, old: ModelConfig, new: ModelConfig) -> None:
         self.old, self.new = old, new
         self.norm_scale = (old.hidden_size / new.hidden_size) ** 0.5
-        # Scores are divided by sqrt(head_dim): queries grow to make up for it.
+        # Scores are divided by sqrt(head_dim), so queries grow to compensate.
         self.query_scale = (new.head_dim / old.head_dim) ** 0.5
         self.head_norm_scale = (old.head_dim / new.head_dim) ** 0.5
         # RoPE: pair i of d turns with theta^(-2i/d), as pair m i of d' = m d does; pairs are (i, i + d/2).
@@ -80,13 +81,13 @@ class _Plan:
         self.kv_heads = torch.arange(old.num_kv_heads)
 
     def new_layer(self, kind: str, noise: Tensor) -> Tensor:
-        """A layer that adds nothing to the residual stream."""
+        """Return a layer that adds nothing to the residual stream."""
         if kind.startswith(("o_proj.", "down_proj.")):
             return torch.zeros_like(noise)
         return noise + 1.0 if "norm." in kind else noise
 
     def grown(self, kind: str, old: Tensor, noise: Tensor) -> Tensor:
-        """`old` inside the larger tensor; `noise` has its shape and fills what multiplies zeros."""
+        """Return `old` inside the larger tensor. `noise` has its shape and fills the weights that multiply zeros."""
         module, is_weight = kind.split(".")[0], kind.endswith(".weight")
         if module in ("q_norm", "k_norm"):
             scale = self.head_norm_scale * (self.query_scale if module == "q_norm" else 1.0)
@@ -112,10 +113,10 @@ class _Plan:
         return _with(grown, rows, old)  # gate_proj, up_proj, lm_head: new columns multiply zeros
 
     def _into_heads(self, module: str, old: Tensor, noise: Tensor) -> Tensor:
-        """q, k, v: new heads are random, new dimensions of old heads are zero."""
+        """Grow q, k, v: new heads are random, new dimensions of old heads are zero."""
         heads = self.query_heads if module == "q_proj" else self.kv_heads
         dims = torch.arange(self.old.head_dim) if module == "v_proj" else self.rotary_dims
-        # With q_norm the scale belongs in its weight: the norm would undo it here.
+        # With q_norm the scale is in its weight, since the norm would undo it here.
         scale = self.query_scale if module == "q_proj" and not self.old.qk_norm else 1.0
         grown = noise.clone().view(-1, self.new.head_dim, *noise.shape[1:])  # [heads, D, ...]
         grown[heads] = 0.0
@@ -130,9 +131,10 @@ class _Plan:
         return grown.reshape(noise.shape)
 
     def _into_residual(self, module: str, old: Tensor, grown: Tensor) -> Tensor:
-        """o, down: zero in the rows of new residual dimensions and the columns of new heads; random against zeros."""
+        """Grow o, down: zero in the rows of new residual dimensions and the columns of new heads; random
+        against zeros."""
         hidden = self.old.hidden_size
-        if module == "down_proj":  # Every new column meets a zero.
+        if module == "down_proj":  # Every new column multiplies a zero.
             grown[:, : old.shape[1]] = 0.0
             grown[:hidden, : old.shape[1]] = old
             return grown
@@ -154,12 +156,12 @@ def _with(grown: Tensor, rows: Tensor, old: Tensor) -> Tensor:
 
 
 def _layer(name: str) -> int:
-    """Layer number of "model.layers.3. ...", -1 for tensors outside of the layers."""
+    """Return the layer number of "model.layers.3. ...", -1 for tensors outside of the layers."""
     return int(name.split(".")[2]) if name.startswith("model.layers.") else -1
 
 
 def _shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Shape of every Hugging Face tensor."""
+    """Return the shape of every Hugging Face tensor."""
     from models.transformer import Transformer
 
     parameters = dict(Transformer(config, device="meta").named_parameters())

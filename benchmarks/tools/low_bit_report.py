@@ -23,7 +23,7 @@ RATIOS = (
 
 
 def goals(record: Row) -> list[tuple[str, bool]]:
-    """What was asked for, by what was measured."""
+    """Return each goal with whether the measurements meet it."""
     found: list[tuple[str, bool]] = []
     for row in record.get("rollout", ()):
         where = f"{row['target']} at {row['requests']}"
@@ -48,7 +48,7 @@ def goals(record: Row) -> list[tuple[str, bool]]:
 
 
 def table(record: Row) -> str:
-    """Markdown: what there is of the parts, then the goals."""
+    """Render Markdown: the measured parts, then the goals."""
     texts = []
     if rows := record.get("rollout"):
         texts += [_speeds(rows), _ratios(rows), *_cuts(rows)]
@@ -67,7 +67,7 @@ def table(record: Row) -> str:
 
 
 def _by_contender(title: str, names: Sequence[str], cells: Sequence[tuple[Row, Mapping[str, str]]]) -> str:
-    """A row of each cell, a column of each name that any has."""
+    """Render a row per cell, and a column per name that any cell has."""
     there = [name for name in names if any(name in found for _, found in cells)]
     lines = [[row["target"], row["requests"]] + [found.get(name, "") for name in there] for row, found in cells]
     return markdown([title, "requests", *there], lines)
@@ -125,14 +125,14 @@ def _agreement(rows: Sequence[Row]) -> str:
 
 
 def refresh(page: Path, record: Row) -> None:
-    """The tables in `page`, between its marks. Raises ValueError if they are not there."""
+    """Replace the tables in `page`, between its marks. Raises ValueError if the marks are missing."""
     machine = record["machine"]
     said = f"{machine['cpu']}, {record['settings']['threads']} threads, commit {machine['commit']}."
     replace_block(page, "benchmarks.low_bit", f"{said}\n\n{table(record)}")
 
 
 def plot(record: Row, path: Path) -> None:
-    """Tokens/s over requests, a panel per target."""
+    """Draw tokens/s over requests, a panel per target."""
     panels = []
     for size in dict.fromkeys(row["target"] for row in record["rollout"]):
         rows = [row for row in record["rollout"] if row["target"] == size]

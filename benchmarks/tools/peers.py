@@ -1,7 +1,7 @@
-"""Contestants in processes of their own, asked over pipes: one JSON case per line in, one JSON answer per line out.
+"""Contestants in separate processes, called over pipes: one JSON case per line in, one JSON answer per line out.
 
-Owns both ends of the pipe; never decides what is asked. For what cannot share a process: another interpreter, or an
-engine that keeps its state in globals.
+Owns both ends of the pipe, not the cases. For contestants that cannot share a process: another interpreter, or an
+engine with global state.
 """
 
 import json
@@ -17,9 +17,10 @@ from benchmarks.harness import ROOT
 
 
 def serve(make: Callable[[], tuple[Any, Callable[..., Any]]]) -> None:
-    """The contestant's process. `make` returns what it says once it is up, and what answers a case's keywords."""
+    """Run the contestant's process. `make` returns its first message, and the function that answers a
+    case's keywords."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # Libraries that print must not disturb the answers.
+    os.dup2(2, 1)  # Output of libraries must not disturb the answers.
     hello, answer = make()
     print(json.dumps(hello), file=answers)
     for line in sys.stdin:
@@ -27,7 +28,7 @@ def serve(make: Callable[[], tuple[Any, Callable[..., Any]]]) -> None:
 
 
 class Peer:
-    """A contestant's process, seen from the benchmark. SystemExit if it ends."""
+    """A contestant's process, seen from the benchmark. Exits with SystemExit if the process ends."""
 
     def __init__(self, name: str, words: Sequence[str], log: Path, threads: int, **environment: str) -> None:
         self.name, self._log = name, log
@@ -51,15 +52,15 @@ class Peer:
         return json.loads(line)
 
     def ask(self, case: Mapping[str, Any]) -> Any:
-        """Its answer; times are by its own clock."""
+        """Return its answer; times are from its own clock."""
         assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # it has ended: `answer` says so
+        with suppress(BrokenPipeError):  # it has ended, which `answer` reports
             self._process.stdin.write(json.dumps(case) + "\n")
             self._process.stdin.flush()
         return self.answer()
 
     def close(self) -> None:
-        """Let it end, as it does when nothing more can come; kill it if it does not."""
+        """Let it end, as it does at the end of its input; kill it if it does not."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         with suppress(OSError):  # it has ended already

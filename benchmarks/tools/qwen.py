@@ -1,4 +1,4 @@
-"""Qwen2.5's shapes by size: what is predicted, compiled and measured without a checkpoint."""
+"""Qwen2.5's shapes by size, for predictions, compilation and measurements without a checkpoint."""
 
 from dataclasses import replace
 from typing import Any
@@ -16,7 +16,7 @@ QWEN: dict[str, dict[str, Any]] = {
     "7b": {"vocab_size": 152_064, "hidden_size": 3584, "intermediate_size": 18_944, "num_layers": 28, "num_heads": 28}
     | {"num_kv_heads": 4, "head_dim": 128},
 }
-# Planned for (examples/cluster), and measured by nobody.
+# Planned for (examples/cluster), but not measured.
 LARGE: dict[str, dict[str, Any]] = {
     "32b": {"vocab_size": 152_064, "hidden_size": 5120, "intermediate_size": 27_648, "num_layers": 64, "num_heads": 40}
     | {"num_kv_heads": 8, "head_dim": 128},
@@ -24,11 +24,11 @@ LARGE: dict[str, dict[str, Any]] = {
 
 
 def qwen(size: str, **changed: Any) -> ModelConfig:
-    """The model of that size. `changed`: fields that are to be others."""
+    """Return the model of that size. `changed`: fields with other values."""
     fields: dict[str, Any] = {"family": "qwen2", "max_position_embeddings": 32_768, "qkv_bias": True}
     return ModelConfig(**fields | (QWEN | LARGE)[size] | changed)
 
 
 def network(config: ModelConfig, item_bytes: int = 2, quantization: str = "none") -> Network:
-    """A model as the predictor takes it, in an engine with that rollout.quantization."""
+    """Return a model in the predictor's form, for an engine with that rollout.quantization."""
     return replace(config, item_bytes=item_bytes, low_bits=FORMATS.get(quantization))

@@ -1,4 +1,4 @@
-"""The record of `benchmarks.rollout`: kept, tabulated, drawn. Measures nothing."""
+"""The record of `benchmarks.rollout`: storage, table and figure. Measures nothing."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,9 +15,9 @@ LEAST_COLD, LEAST_OF_OFF = 0.90, 0.97  # the goals
 
 
 def merge(path: Path, row: Record, question: str, settings: Record) -> None:
-    """Enter a case in the record at `path`, in place of its older self.
+    """Enter a case in the record at `path`, replacing its old entry.
 
-    Raises SystemExit if the record is of another machine or another setting: such figures do not belong together.
+    Raises SystemExit if the record is of another machine or setting, since such figures are not comparable.
     """
     here = {name: machine()[name] for name in ("cpu", "cores", "python", "versions")} | settings
     cases: list[Record] = []
@@ -38,13 +38,13 @@ def _key(case: Record) -> tuple[int, str, int]:
 
 
 def best_fixed(case: Record) -> tuple[str, float] | None:
-    """The fixed strategy with the largest speed-up, None if none took part."""
+    """Return the fixed strategy with the largest speed-up; None if there was none."""
     speedups = {name: found["speedup"] for name, found in case["contenders"].items() if not name.startswith(_NOT_FIXED)}
     return max(speedups.items(), key=lambda item: item[1]) if speedups else None
 
 
 def table(record: Record, before: Record | None = None) -> str:
-    """Markdown: a line per case. `before`: an older checkout's record, for what adaptive was."""
+    """Render Markdown: a line per case. `before`: an older checkout's record, for its adaptive column."""
     older = {_key(case): case["contenders"]["adaptive"]["speedup"] for case in (before or {"cases": []})["cases"]}
     head = "target | requests | off tokens/s | adaptive | accept length | bound | adaptive / bound | best fixed | "
     head += "cold / adaptive, first 2 s | " + " | ".join(_CHOOSING) + (" | adaptive before" if older else "")
@@ -69,7 +69,7 @@ def table(record: Record, before: Record | None = None) -> str:
 
 
 def verdicts(record: Record, older: Mapping[tuple[int, str, int], float]) -> list[str]:
-    """The figures that the goals are about, over all cases of the record. older: adaptive's speed-up before."""
+    """Return the figures of the goals, over all cases of the record. older: the earlier speed-up of adaptive."""
     cases = record["cases"]
 
     def where(case: Record) -> str:
@@ -105,7 +105,7 @@ def verdicts(record: Record, older: Mapping[tuple[int, str, int], float]) -> lis
 
 
 def plot(record: Record, path: Path) -> None:
-    """Speed-up over requests, a panel per target and dtype."""
+    """Draw speed-up over requests, a panel per target and dtype."""
     cases: dict[str, list[Record]] = {}
     for case in record["cases"]:
         cases.setdefault(f"{case['target']} {case['dtype']}", []).append(case)

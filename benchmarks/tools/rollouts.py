@@ -1,8 +1,8 @@
-"""Rollouts of the demo in this process, as a rollout worker's engine makes them, with a record of every step.
+"""Rollouts of the demo in this process, made by the engine of a rollout worker, with a record of every step.
 
-Owns which requests a case has and how one timed run goes; never decides what a figure means. A *wave* is a number of
-requests submitted together and decoded until the last has ended, so that a wave has the long tail of an RL step; a run
-is some waves in one engine.
+Owns a case's requests and one timed run, not the meaning of figures. A *wave* is a number of requests submitted
+together and decoded until the last has ended, so that it has the long tail of an RL step. A run is some waves in one
+engine.
 """
 
 import gc
@@ -27,14 +27,14 @@ from policies.speculation.policy import StrategyPolicy
 
 GROUP = 8  # responses per prompt, as in the demo's RL steps
 MAX_NEW_TOKENS = 200  # the demo's limit
-HISTORY_EPOCH, WARMUP_EPOCH, MEASURED_EPOCH = 0, 1, 2  # each with noise of its own
+HISTORY_EPOCH, WARMUP_EPOCH, MEASURED_EPOCH = 0, 1, 2  # each with its own noise
 SEED = 0
 
 Tokens = NDArray[np.int32]
 
 
 class _NoCapture:
-    """There are no graphs on a CPU: a self-drafter that is to plan them only makes its copy."""
+    """Stands in for graph capture on a CPU: a self-drafter that plans graphs only makes its copy."""
 
     def record(self, compute: Callable[[], None]) -> Callable[[], None]:
         return compute
@@ -44,17 +44,17 @@ class _NoCapture:
 
 
 NO_CAPTURE = _NoCapture()
-History = tuple[list[Tokens], list[Tokens]]  # prompts and responses, in step
+History = tuple[list[Tokens], list[Tokens]]  # prompts and responses, index by index
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What one timed run brought."""
+    """The result of one timed run."""
 
     seconds: float
     responses: dict[int, Tokens]  # by request id
-    steps: list[EngineStepRecord]  # empty unless they were asked for
-    prep_s: float = 0.0  # before: making low-bit copies of the target, once per version of its weights
+    steps: list[EngineStepRecord]  # empty unless requested
+    prep_s: float = 0.0  # before the run: making low-bit copies of the target, once per version of its weights
 
     @property
     def tokens(self) -> int:
@@ -62,9 +62,9 @@ class Run:
 
 
 def wave(task: Task, number: int, count: int, epoch: int, temperature: float = 1.0) -> list[Request]:
-    """`count` requests: groups of 8 for successive prompts; fewer than 8 are samples of one prompt.
+    """Return `count` requests: groups of 8 for successive prompts; fewer than 8 are samples of one prompt.
 
-    Waves with different numbers take different prompts until all were used, then other samples of them.
+    Waves with different numbers use different prompts until all are used, then other samples of them.
     """
     groups = -(-count // GROUP)
     requests = []
@@ -90,14 +90,14 @@ def waves(task: Task, number: int, count: int, epoch: int, temperature: float = 
 
 
 def engine_options(running: int, tokens: int = 320) -> EngineOptions:
-    """Room for `running` requests of so many tokens, so that nothing waits for the cache."""
+    """Return options with room for `running` requests of `tokens` tokens, so that nothing waits for the cache."""
     return EngineOptions(max_running=running, kv_tokens=max(4096, tokens * running))
 
 
 def options_of(waves: Sequence[Sequence[Request]], running: int | None = None) -> EngineOptions:
-    """Of an engine that decodes `running` of these requests together; default: a whole wave."""
+    """Return options of an engine that decodes `running` of these requests together; default: a whole wave."""
     longest = max(len(r.prompt_tokens) + r.sampling.max_new_tokens for requests in waves for r in requests)
-    return engine_options(running or max(map(len, waves)), max(longest + 16, 320))  # and a block that is not full
+    return engine_options(running or max(map(len, waves)), max(longest + 16, 320))  # plus a partly filled block
 
 
 def decode(
@@ -112,11 +112,11 @@ def decode(
     record: bool = True,
     ready: bool = True,
 ) -> Run:
-    """Decode the waves one after the other in a fresh engine that has seen `history`. Only decoding is timed, and by
-    itself what self-drafters do once per RL step.
+    """Decode the waves one after the other in a fresh engine that has seen `history`. Only decoding is timed; the work
+    that self-drafters do once per RL step is timed separately.
 
-    running: requests decoded together at most; default: a whole wave. Not `ready`: self-drafters make their copy in the
-    time that counts, if they are asked at all.
+    running: most requests decoded together; default: a whole wave. Not `ready`: self-drafters make their copy within
+    the measured time, if they are used at all.
     """
     steps: list[EngineStepRecord] = []
     options = options_of(waves, running)
@@ -147,7 +147,7 @@ def decode(
 
 
 def teach(drafters: Iterable[Drafter], history: History) -> None:
-    """Let the drafters see rollouts as if their own engine had decoded them."""
+    """Show the drafters rollouts as if their own engine had decoded them."""
     for drafter in drafters:
         for prompt, response in zip(*history, strict=True):
             drafter.begin(0, prompt, response[:0])
@@ -155,7 +155,7 @@ def teach(drafters: Iterable[Drafter], history: History) -> None:
 
 
 def record_history(target: Target, task: Task, temperature: float = 1.0) -> History:
-    """One earlier epoch: a group of responses to every prompt."""
+    """Return one earlier epoch: a group of responses to every prompt."""
     requests = [
         request for i in range(len(task.prompts)) for request in wave(task, i, GROUP, HISTORY_EPOCH, temperature)
     ]
@@ -164,7 +164,7 @@ def record_history(target: Target, task: Task, temperature: float = 1.0) -> Hist
 
 
 def first_difference(expected: Mapping[int, Tokens], found: Mapping[int, Tokens]) -> str | None:
-    """Where two runs of the same requests part; None: nowhere."""
+    """Return the first difference between two runs of the same requests; None if there is none."""
     for request_id, tokens in expected.items():
         other = found.get(request_id)
         if other is None:
@@ -177,7 +177,7 @@ def first_difference(expected: Mapping[int, Tokens], found: Mapping[int, Tokens]
 
 
 def require_same(expected: Run, found: Run, name: str) -> None:
-    """SystemExit if a contender drew other tokens: then its time means nothing."""
+    """Exit if a contender drew other tokens, since its time is then meaningless."""
     difference = first_difference(expected.responses, found.responses)
     if difference is not None:
         raise SystemExit(f"{name} is not lossless: {difference}")
@@ -185,7 +185,7 @@ def require_same(expected: Run, found: Run, name: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Sums over steps that held no prompt chunks."""
+    """Sums over steps without prompt chunks."""
 
     steps: int
     request_steps: int
@@ -219,7 +219,7 @@ class Speed:
 def speed_of(
     steps: Sequence[EngineStepRecord], keep: Callable[[Strategy], bool] = lambda _: True, running: int | None = None
 ) -> Speed:
-    """Of the decoding steps whose strategy is to be kept, with exactly `running` requests if that is given."""
+    """Return the speed of the decoding steps whose strategy is kept, with exactly `running` requests if given."""
     return Speed.of(
         [
             step

@@ -1,8 +1,8 @@
-"""The engines that `benchmarks.engine_smollm` compares, each in a process of its own: prefill and decoding apart.
+"""The engines that `benchmarks.engine_smollm` compares, each in a separate process: prefill and decoding separately.
 
-Owns how each engine is asked and where its clock starts and stops. A case is `requests` prompts of `length` random
-tokens and `new` tokens behind each, all of them running together, no stop conditions. Imports of an engine are inside:
-each runs in the interpreter that has it.
+Owns how each engine is called, and where its clock starts and stops. A case is `requests` prompts of `length` random
+tokens and `new` tokens after each, all of them running together, no stop conditions. Engine imports are inside the
+functions, since each runs in its own interpreter.
 """
 
 import os
@@ -14,23 +14,24 @@ import numpy as np
 
 from benchmarks.harness import installed_version
 
-WARM_UP = 1 << 20  # a seed that no round has
+WARM_UP = 1 << 20  # a seed that no round uses
 MOST_REQUESTS, MOST_TOKENS = 64, 640  # of a request, prompt and response
-LEAST_TOKEN, END_TOKEN = 100, 49_000  # prompts are drawn from these: neither control tokens nor rare ends
+LEAST_TOKEN, END_TOKEN = 100, 49_000  # range of prompt tokens: neither control tokens nor rare ends
 OURS = {"float32": "none", "bfloat16": "none", "w8a8": "w8a8", "w4a8": "w4a8"}
 LLAMA = {"F16": 1, "Q8_0": 7, "Q4_0": 2}  # llama.cpp's file types
 Case = Callable[..., dict[str, float]]
 
 
 def prompts_of(requests: int, length: int, seed: int) -> list[list[int]]:
-    """No prompt comes twice, so that no engine finds one in its cache."""
+    """Return prompts. None repeats, so that no engine finds one in its cache."""
     drawn = np.random.default_rng((seed, requests, length)).integers(LEAST_TOKEN, END_TOKEN, (requests, length))
     found: list[list[int]] = drawn.tolist()
     return found
 
 
 def contestant(name: str, model: str, gguf: str, threads: int) -> tuple[dict[str, str], Case]:
-    """The versions of its packages, and what answers a case. `name`: see `engine_smollm.CONTENDERS`."""
+    """Return the versions of its packages, and the function that answers a case. `name`: see
+    `engine_smollm.CONTENDERS`."""
     engine, _, form = name.partition(" ")
     make: Mapping[str, tuple[Callable[..., Case], Sequence[str]]] = {
         "paceline": (_paceline, ("torch",)),
@@ -40,14 +41,14 @@ def contestant(name: str, model: str, gguf: str, threads: int) -> tuple[dict[str
     }
     function, packages = make[engine]
     case = function(gguf if engine == "llama.cpp" else model, form, threads)
-    for requests in (1, MOST_REQUESTS):  # compiled, packed, and memory touched
+    for requests in (1, MOST_REQUESTS):  # compile, pack, and touch memory
         case(requests, 24, 4, WARM_UP)
     return {package: found for package in packages if (found := installed_version(package))}, case
 
 
 def _from_cache(generate: Callable[[list[list[int]], int], float]) -> Case:
-    """Of an engine that finds prompts in its cache again: the prompts and one token; then `new` tokens, less one token,
-    of the same prompts. generate(prompts, tokens) -> seconds."""
+    """Make the case of an engine that finds prompts in its cache again. It times the prompts and one token, then `new`
+    tokens, less one token, of the same prompts. generate(prompts, tokens) -> seconds."""
 
     def case(requests: int, length: int, new: int, seed: int) -> dict[str, float]:
         prompts = prompts_of(requests, length, seed)
@@ -152,18 +153,19 @@ def _transformers(model: str, form: str, threads: int) -> Case:
 
 
 def _llama(gguf: str, form: str, threads: int) -> Case:
-    """Greedy, the largest logit by numpy: less than its sampler chain costs."""
+    """Make a greedy case; numpy takes the largest logit, which costs less than its sampler chain."""
     import llama_cpp as llama
 
     llama.llama_backend_init()
     network = llama.llama_model_load_from_file(f"{gguf}.{form}".encode(), llama.llama_model_default_params())
     assert network is not None, f"{gguf}.{form}"
     vocab = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(network))
-    most = 2048  # tokens of a call, its default
+    most = 2048  # most tokens of a call, its default
     batch = llama.llama_batch_init(most, 0, 1)
 
     def decode(context: Any, rows: Sequence[tuple[int, int, int, bool]]) -> list[int]:
-        """(token, position, request, whether its logits are asked for) -> the likeliest tokens of those asked for."""
+        """Decode (token, position, request, whether its logits are needed). Returns the most likely tokens where
+        needed."""
         batch.n_tokens = len(rows)
         for i, (token, position, request, asked) in enumerate(rows):
             batch.token[i], batch.pos[i], batch.n_seq_id[i] = token, position, 1
@@ -181,7 +183,7 @@ def _llama(gguf: str, form: str, threads: int) -> Case:
 
     def case(requests: int, length: int, new: int, seed: int) -> dict[str, float]:
         context = context_of(requests, length + new)
-        decode(context, [(LEAST_TOKEN, 0, request, True) for request in range(requests)])  # its graph is made
+        decode(context, [(LEAST_TOKEN, 0, request, True) for request in range(requests)])  # builds its graph
         llama.llama_memory_clear(llama.llama_get_memory(context), True)
         prompts = prompts_of(requests, length, seed)
         rows = [(t, i, r, i + 1 == length) for r, prompt in enumerate(prompts) for i, t in enumerate(prompt)]
@@ -198,7 +200,7 @@ def _llama(gguf: str, form: str, threads: int) -> Case:
 
 
 def quantise_gguf(source: str, target: str, form: str, threads: int) -> None:
-    """`source` by llama.cpp's own quantiser, in the form that its name says. Runs where llama_cpp is."""
+    """Quantise `source` with llama.cpp's own quantiser, to the named form. Runs where llama_cpp is installed."""
     import llama_cpp as llama
 
     llama.llama_backend_init()

@@ -1,7 +1,7 @@
-"""Where an engine step's time goes: timers around calls inside an engine that runs in this process.
+"""The time of an engine step by part: timers around calls inside an engine in this process.
 
-Owns the timers, which are instance attributes in front of methods, and never what they say. Each adds about 0.5 us to
-its call, so runs with them are not those whose speed is reported.
+Owns the timers, which are instance attributes in front of methods, not their interpretation. Each adds about 0.5 us to
+its call, so reported speeds come from runs without them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,19 +12,19 @@ import numpy as np
 
 
 class Parts:
-    """Own time of named parts: what other parts take inside one is theirs."""
+    """Own time of named parts: time of parts nested inside one counts for those."""
 
     def __init__(self, step: tuple[Any, str], kind: Callable[[], str]) -> None:
-        """step: the call that is one step; what no part claims of it is "the rest". kind: of the step that ended."""
-        self._restore: list[tuple[Any, str, Any]] = []  # None: the method is its class's
-        self._inside_s: list[float] = []  # of the open parts, what others took in them
-        self._own_s: dict[str, float] = {}  # of the step at hand
+        """step: the call that is one step; its time outside all parts is "the rest". kind: of the step that ended."""
+        self._restore: list[tuple[Any, str, Any]] = []  # None: the method belongs to its class
+        self._inside_s: list[float] = []  # time of nested parts in each open part
+        self._own_s: dict[str, float] = {}  # of the present step
         self._steps: dict[str, list[dict[str, float]]] = {}  # by kind
         self._kind = kind
         self.around("the rest", *step, ends_step=True)
 
     def around(self, part: str, owner: Any, name: str, *, ends_step: bool = False) -> None:
-        """Let the calls of `owner.name` count as `part`."""
+        """Count the calls of `owner.name` as `part`."""
         method: Callable[..., Any] = getattr(owner, name)
 
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -46,7 +46,7 @@ class Parts:
         setattr(owner, name, call)
 
     def per_step_us(self) -> dict[str, dict[str, float]]:
-        """By kind of step: medians by part, and "step", their sum. Takes the timers out."""
+        """Return by kind of step the medians by part, and "step", their sum. Removes the timers."""
         for owner, name, before in reversed(self._restore):
             if before is None:
                 delattr(owner, name)
@@ -56,7 +56,7 @@ class Parts:
         return {kind: _medians_us(steps) for kind, steps in self._steps.items()}
 
     def _vllm(self, core: Any) -> None:
-        """vLLM's own parts, alike in both kinds of engine."""
+        """Time vLLM's own parts, which both kinds of engine have."""
         executor = core.model_executor
         runner = executor.driver_worker.worker.model_runner
         self.around("vLLM: schedule", core.scheduler, "schedule")
@@ -76,7 +76,7 @@ class Parts:
 
     @classmethod
     def of_paceline(cls, engine: Any, core: Any) -> "Parts":
-        """Of a VllmEngine around that core."""
+        """Time a VllmEngine around that core."""
         speculator = engine._speculator
         parts = cls((engine, "step"), lambda: "paceline, drafting" if speculator.draft_s else "paceline")
         parts._vllm(core)

@@ -1,7 +1,7 @@
-"""What the suffix benchmark replays: problems with several responses each, as tokens. Owns no timing.
+"""The data of the suffix benchmark: problems with several responses each, as tokens. Owns no timing.
 
-Text becomes tokens by a regular expression (words, digits, runs of punctuation, white space), numbered in order of
-appearance: about as long as a BPE's, without needing a model's tokenizer.
+A regular expression splits text into tokens (words, digits, runs of punctuation, white space), numbered in order of
+appearance: about as many as a BPE's, without a model's tokenizer.
 """
 
 import gzip
@@ -24,7 +24,7 @@ class Problem:
 
 
 def read_rollouts(path: Path) -> list[Problem]:
-    """JSON lines (gzip) with `prompt` and `samples`. Token 0 ends every response."""
+    """Read JSON lines (gzip) with `prompt` and `samples`. Token 0 ends every response."""
     numbers: dict[str, int] = {}
 
     def tokens(text: str, end: bool) -> Tokens:
@@ -37,7 +37,7 @@ def read_rollouts(path: Path) -> list[Problem]:
 
 
 def sample_demo(directory: Path) -> list[Problem]:
-    """Responses of the demo's model to its training prompts, 8 each, at temperature 1."""
+    """Return responses of the demo's model to its training prompts, 8 each, at temperature 1."""
     from benchmarks.tools.rollouts import record_history
     from benchmarks.tools.targets import load_target, load_task
 
@@ -49,11 +49,11 @@ def sample_demo(directory: Path) -> list[Problem]:
 
 
 def long_rollouts(problems: list[Problem], count: int, tokens: int) -> list[Tokens]:
-    """`count` texts of `tokens` tokens each, strung together from the responses of different problems."""
+    """Return `count` texts of `tokens` tokens each, concatenated from the responses of different problems."""
     stream = np.concatenate([sample for i in range(8) for p in problems for sample in p.samples[i : i + 1]])
     repeats = -(-count * tokens // len(stream))
     rng = np.random.default_rng(0)
-    # Later passes over the same responses differ in one token of twenty, as later rollouts do.
+    # Later passes over the same responses differ in one token of twenty, like later rollouts.
     passes = [stream]
     for _ in range(repeats - 1):
         noise = rng.integers(0, stream.max(), len(stream)).astype(np.int32)

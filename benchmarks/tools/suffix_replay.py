@@ -1,8 +1,8 @@
-"""Replays held-out responses through suffix indexes and counts what their drafts would save. Never samples.
+"""Replay held-out responses through suffix indexes, and count what their drafts would save. Never samples.
 
-Every contender sees the same problems: the other responses are its window, the held-out one is drafted for and then
-revealed, as verification would. All requests of a batch advance together; contenders take turns step by step, so that
-they share the machine's moods. CPU time of the calling thread.
+Every contender gets the same problems: the other responses are its window; the held-out one is drafted for and then
+revealed, as in verification. All requests of a batch advance together. Contenders take turns step by step, so that
+machine noise affects all. CPU time of the calling thread.
 """
 
 import time
@@ -16,7 +16,7 @@ from benchmarks.tools.suffix_data import Problem, Tokens
 from models.ops.native import kernels
 
 MIN_PROBABILITY = 0.1
-MIN_LIVE = 32  # a step's time per request counts while so many requests are live
+MIN_LIVE = 32  # requests that must be live for a step's time per request to count
 
 
 UNLIMITED = 1 << 40  # bytes, or tokens
@@ -30,23 +30,23 @@ def suffixes(
     decay: float = 1.0,
     inline_tokens: int = UNLIMITED,
 ) -> Any:
-    """The native index, as large as it likes, and without a pool unless it is given bytes."""
+    """Return the native index without a size limit; without a pool unless it gets bytes."""
     assert kernels is not None, "the native extension is not built"
     return kernels.Suffixes(requests, window_bytes, pool_bytes, UNLIMITED, decay, inline_tokens)
 
 
 class Contender(Protocol):
-    """An index that knows every problem's window, with one request per problem begun."""
+    """An index with every problem's window, with one request per problem begun."""
 
     def draft(self, live: Sequence[int], texts: Sequence[Tokens]) -> tuple[list[list[int]], int]:
-        """Chains for the live requests (whose texts so far are `texts`), and the nanoseconds it took."""
+        """Draft chains for the live requests (with texts `texts` so far). Also returns the nanoseconds."""
 
     def append(self, live: Sequence[int], tokens: Sequence[Tokens]) -> int:
-        """The tokens that the live requests gained. Nanoseconds."""
+        """Add the tokens that the live requests gained. Returns nanoseconds."""
 
 
 class Ours:
-    """`prompt_context` False: rollouts do not know which prompt tokens came before them, as in the peer."""
+    """Our index. `prompt_context` False: rollouts are stored without the prompt tokens before them, as in the peer."""
 
     def __init__(self, problems: Sequence[Problem], held_out: int, tokens: int, prompt_context: bool = True) -> None:
         self._tokens = tokens
@@ -62,7 +62,7 @@ class Ours:
 
     @staticmethod
     def _name(handle: int) -> Tokens:
-        """A prompt that no text holds."""
+        """Return a prompt that no text contains."""
         return np.array([(1 << 30) + handle], np.int32)
 
     def draft(self, live: Sequence[int], texts: Sequence[Tokens]) -> tuple[list[list[int]], int]:
@@ -120,7 +120,7 @@ class Arctic:
 
 @dataclass
 class Counts:
-    """Of one contender. Per-problem sums, and times per request (draft) and per token (append)."""
+    """Counts of one contender: per-problem sums, and times per request (draft) and per token (append)."""
 
     steps: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
@@ -130,7 +130,7 @@ class Counts:
 
 
 class _Replay:
-    """One contender's requests, each as far as its drafts have brought it."""
+    """One contender's requests, each as far as it has advanced."""
 
     def __init__(self, contender: Contender, problems: Sequence[Problem], held_out: int, counts: Counts) -> None:
         self.contender, self.counts = contender, counts
@@ -142,7 +142,7 @@ class _Replay:
         self._sums = np.zeros((len(problems), 3), np.int64)  # steps, accepted, proposed
 
     def step(self) -> bool:
-        """Draft and reveal once. False when every response is complete; then the sums are in the counts."""
+        """Draft and reveal once. Returns false when every response is complete; then the sums are in the counts."""
         live = self._live
         texts = [self._texts[i][: self._prompts[i] + self._done[i]] for i in live]
         drafts, draft_ns = self.contender.draft(live, texts)
@@ -172,7 +172,7 @@ def replay(
     contenders: dict[str, Callable[[Sequence[Problem], int], Contender]],
     counts: dict[str, Counts],
 ) -> None:
-    """Adds to `counts` what each contender does for sample `held_out` of every problem, in one batch."""
+    """Add to `counts` each contender's results for sample `held_out` of every problem, in one batch."""
     replays = [_Replay(make(problems, held_out), problems, held_out, counts[name]) for name, make in contenders.items()]
     while replays:
         replays = [each for each in replays if each.step()]

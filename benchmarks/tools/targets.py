@@ -1,8 +1,8 @@
 """The demo's target model at the sizes of the speed benchmarks, and the demo's prompts. Reads, never trains.
 
-Inflation preserves the function (`benchmarks.tools.inflating`), so a 100M target costs what 100M parameters cost and
-writes what the demo writes: lengths, repetition and acceptance are those of a model that does the task. Where only
-time matters, `fresh_model` has the shape and random weights.
+Inflation preserves the function (`benchmarks.tools.inflating`). So a 100M target has the cost of 100M parameters and
+writes what the demo writes: lengths, repetition and acceptance are those of a model that does the task. For timing
+alone, `fresh_model` has the shape and random weights.
 """
 
 import json
@@ -40,7 +40,7 @@ SHAPE: dict[str, Any] = {
     "intermediate_size": 384,
     "max_position_embeddings": 1024,
     "tie_word_embeddings": True,
-}  # of the demo's model
+}  # the demo's model
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Prompts (the demo's: in an order that mixes its difficulties), and what ends a response."""
+    """Prompts (the demo's are in an order that mixes difficulties), and what ends a response."""
 
     prompts: list[NDArray[np.int32]]
     stop_token_ids: tuple[int, ...]
@@ -67,15 +67,15 @@ class Task:
 
 
 def find_demo(given: Path | None) -> Path:
-    """The demo's model directory: the one given, else the newest model that a run of the demo left, else its newest
-    warm start. SystemExit if there is none."""
+    """Return the demo's model directory: the given one, else the newest of a run of the demo, else its newest warm
+    start. SystemExit if there is none."""
     if given is not None:
         return given
     return _newest("*/model/tokenizer.json") or find_warm_start(None)
 
 
 def find_warm_start(given: Path | None) -> Path:
-    """The demo's model before RL."""
+    """Return the demo's model before RL."""
     if found := given or _newest("warm_starts/*/tokenizer.json"):
         return found
     raise SystemExit(
@@ -90,13 +90,14 @@ def _newest(pattern: str) -> Path | None:
 
 
 def load_target(directory: Path, size: str, dtype: str) -> Target:
-    """The model of `directory`, inflated to `size` ("demo": as it is), for CPU."""
+    """Load the model of `directory`, inflated to `size` ("demo": unchanged), for CPU."""
     model = load_model(directory, batch_invariant=False)
     return _target(size, dtype, model if size == "demo" else inflated(model, PRESETS[size]))
 
 
 def deep_target(target: Target, layers: int) -> Target:
-    """The same function with more layers of the same width, as large models are deep beside a drafter's one layer."""
+    """Return the same function with more layers of the same width, since large models are deep relative to a drafter's
+    one layer."""
     deep = _target(f"demo, {layers} layers", target.dtype, inflated(target.model, {"num_layers": layers}))
     return replace(deep, model=deep.model.requires_grad_(False))
 
@@ -108,7 +109,7 @@ def _target(size: str, dtype: str, model: Transformer) -> Target:
 def inflated(
     model: Transformer, sizes: Mapping[str, int], *, batch_invariant: bool = False, seed: int = 0
 ) -> Transformer:
-    """A larger model of the same function, in float32."""
+    """Return a larger model of the same function, in float32."""
     config = inflated_config(model.config, **sizes)
     larger = Transformer(config, batch_invariant=batch_invariant)
     load_hf_state_dict(larger, inflate(model.config, hf_state_dict(model), config, seed=seed))
@@ -116,7 +117,7 @@ def inflated(
 
 
 def fresh_model(size: str = "demo", dtype: str = "float32", **changes: Any) -> Transformer:
-    """Random weights in the demo's shape (with changes of its config.json) or a larger one, in fast mode."""
+    """Return random weights in the demo's shape (with changes of its config.json) or a larger one, in fast mode."""
     with tempfile.TemporaryDirectory() as directory:
         (Path(directory) / "config.json").write_text(json.dumps(SHAPE | changes))
         model = init_model(directory, 0, batch_invariant=False)
@@ -126,8 +127,8 @@ def fresh_model(size: str = "demo", dtype: str = "float32", **changes: Any) -> T
 
 
 def load_task(directory: Path, split: str = "train") -> Task:
-    """The demo's prompts for training, or held out ("eval"). Raises actors.data.errors.DataError, naming the file, if
-    they were not made."""
+    """Load the demo's prompts for training, or held out ("eval"). Raises actors.data.errors.DataError, naming the file,
+    if they were not made."""
     tokenizer = load_tokenizer(str(directory))
     data = DEMO / "data" / f"{split}.jsonl"
     options = DataOptions(train=str(data), id_field="id", template="plain", max_prompt_tokens=16)
@@ -137,7 +138,8 @@ def load_task(directory: Path, split: str = "train") -> Task:
 
 
 def requests_of(prompts: Iterable[Any], limits: Sequence[int], *, first: int = 0, seed: int = 0) -> list[Request]:
-    """A request of `limits[i]` tokens, if nothing stops it, for each prompt; request ids from `first` on."""
+    """Return a request of `limits[i]` tokens, unless something stops it, for each prompt; request ids from
+    `first` on."""
     return [
         Request(
             request_id=first + i,
@@ -151,12 +153,13 @@ def requests_of(prompts: Iterable[Any], limits: Sequence[int], *, first: int = 0
 
 
 def random_prompts(count: int, seed: int = 0) -> NDArray[np.int32]:
-    """[count, PROMPT_TOKENS]"""
+    """Return random prompts, [count, PROMPT_TOKENS]."""
     return np.random.default_rng(seed).integers(0, SHAPE["vocab_size"], (count, PROMPT_TOKENS)).astype(np.int32)
 
 
 def long_tailed_lengths(count: int, seed: int = 0) -> list[int]:
-    """Response lengths like the demo's late in training: median 42, 90 % quantile 143, 99 % at the cap of 200."""
+    """Return response lengths like the demo's late in training: median 42, 90 % quantile 143, 99 % at the
+    cap of 200."""
     quantiles, lengths = [0.0, 0.5, 0.9, 0.99, 1.0], [8, 42, 143, 200, 200]
     uniform = np.random.default_rng(seed).random(count)
     return [round(float(n)) for n in np.exp(np.interp(uniform, quantiles, np.log(lengths)))]

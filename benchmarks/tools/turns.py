@@ -1,6 +1,6 @@
 """Several jobs of one process that take every RL step in turn, so that each is timed under the same conditions.
 
-Owns how jobs are opened, pinned and alternated, and which processes belong to them; never decides what is compared.
+Owns how jobs are opened, pinned and alternated, and which processes belong to them, not what is compared.
 """
 
 import os
@@ -24,7 +24,7 @@ from launch.run.opening import open_job
 from launch.run.rl_step import rl_step
 from launch.run.warmup import warm_start
 
-# By what a command line holds; Ray writes an actor's class into its own.
+# By parts of a command line; Ray writes an actor's class into its own.
 TITLES = {
     "trainer": "actors.spot.child",
     "rollout_worker": "ray::RolloutWorker",
@@ -34,12 +34,12 @@ TITLES = {
     "reward_worker": "ray::RewardWorker",
     "learner": "ray::LearnerRank",
 }
-SETTLE_S = 0.2  # between two jobs' steps: what the last one left behind comes to an end
+SETTLE_S = 0.2  # between two jobs' steps, so that background work ends
 
 
 @contextmanager
 def opened(config: Config, run_dir: Path) -> Iterator[Job]:
-    """A job that is ready for its first RL step."""
+    """Yield a job that is ready for its first RL step."""
     interrupt = Interrupt()
     with Observer(run_dir, config) as observer:
         initial = warm_start(config, interrupt, RunObserver())
@@ -50,7 +50,7 @@ def opened(config: Config, run_dir: Path) -> Iterator[Job]:
 
 
 def processes_of(kind: str) -> list[psutil.Process]:
-    """Of the jobs on this process's Ray head, oldest first."""
+    """Return processes of the jobs on this process's Ray head, oldest first."""
     found = [process for process in psutil.Process().children(recursive=True) if _is(process, kind)]
     return sorted(found, key=lambda process: process.create_time())
 
@@ -59,11 +59,11 @@ def _is(process: psutil.Process, kind: str) -> bool:
     try:
         return any(TITLES[kind] in part for part in process.cmdline())
     except psutil.Error:
-        return False  # it has ended meanwhile
+        return False  # it has ended in the meantime
 
 
 def pin(seen: set[int]) -> dict[str, list[int]]:
-    """Pin the engine and the trainer of the workers that are not in `seen` yet, one core per worker; which cores."""
+    """Pin the engine and the trainer of the workers not yet in `seen`, one core per worker. Returns the cores."""
     cores = sorted(os.sched_getaffinity(0))
     pinned: dict[str, list[int]] = {}
     for index, worker in enumerate(p for p in processes_of("rollout_worker") if p.pid not in seen):
@@ -80,18 +80,18 @@ def pin(seen: set[int]) -> dict[str, list[int]]:
 
 
 def wait_for_trainers(run_dir: Path, workers: int, timeout_s: float = 120.0) -> AdminClient:
-    """The admin service's client, once so many workers in all have registered with their trainers up."""
+    """Return the admin service's client, once `workers` workers in total have registered with their trainers up."""
     deadline_s = time.monotonic() + timeout_s
     while (address := Address.read(run_dir)) is None or len(processes_of("trainer")) < workers:
         if time.monotonic() > deadline_s:
             sys.exit(f"{run_dir.name}: its trainers are not up after {timeout_s:g} s")
         time.sleep(0.2)
-    time.sleep(5.0)  # they start warm: a first micro-step on nothing
+    time.sleep(5.0)  # a warm start: a first micro-step on nothing
     return AdminClient(address.admin, Credentials.read(run_dir))
 
 
 def take_turns(jobs: Mapping[str, Job], steps: int) -> dict[str, list[float]]:
-    """Seconds of every RL step of every job; another job begins each turn."""
+    """Return the seconds of every RL step of every job; another job begins each turn."""
     seconds: dict[str, list[float]] = {name: [] for name in jobs}
     names = list(jobs)
     for step in range(steps):

@@ -1,16 +1,16 @@
-"""The cost model of EfficientRollout (4.2, appendix D): a target, a copy of it in four bits that drafts, verification.
+"""The cost model of EfficientRollout (4.2, appendix D): a target, its four-bit drafting copy, and verification.
 
     T_T = roofline(W_t,         B rows)           + c_T * B
     T_D = roofline(eta * W_d,   B rows)           + c_D * B
     T_V = roofline(W_t,         B * (g + 1) rows) + c_V * B       speed-up = tau * T_T / (g * T_D + T_V)
 
-where a roofline is of W + kv_share * kappa * B * S bytes at BW against rows * (C_dense + C_attn * S) operations at F.
-Weights, kappa and C come of the network's shape; everything else is fitted, in two stages: F, BW, kv_share, c_T and
-c_V to the target's decoding and verification together, then eta and c_D to the drafter.
+where a roofline has W + kv_share * kappa * B * S bytes at BW against rows * (C_dense + C_attn * S) operations at F.
+Weights, kappa and C follow from the network's shape. The rest is fitted in two stages: F, BW, kv_share, c_T and c_V to
+the target's decoding and verification together, then eta and c_D to the drafter.
 
-Two deviations. The paper measures F by a benchmark of matrix products; decoding alone cannot tell F (at 64 requests
-arithmetic is a quarter of a step), verification can. And bytes and operations hide each other imperfectly: instead of
-the larger of both, their norm of order OVERLAP; chosen by leaving out draft lengths and batch sizes of the A100 sweep
+Two deviations. The paper measures F by a benchmark of matrix products. Decoding alone does not determine F (at 64
+requests arithmetic is a quarter of a step), but verification does. And bytes and operations overlap imperfectly: their
+norm of order OVERLAP replaces the maximum. It was chosen by leaving out draft lengths and batch sizes of the A100 sweep
 in turn (docs/howto/calibrate.md). Owns the fit and the toggle's boundary; reads no file.
 """
 
@@ -26,17 +26,17 @@ from policies.calibration.roofline import Roofline
 from policies.calibration.solve import FloatArray, fit_positive
 
 OVERLAP = 1.5
-_SPREAD = 0.05  # relative deviation of a usual measurement: what is further off by far counts for less
-# Where fits begin: any order of magnitude does.
+_SPREAD = 0.05  # relative deviation of a usual measurement: outliers lose weight
+# Start of fits: the order of magnitude does not matter.
 _FLOPS_S, _BYTES_S, _KV_SHARE, _REQUEST_S, _DRAFT_FACTOR = 2e14, 1.5e12, 0.7, 3e-5, 1.3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What of a network decides bytes and operations (appendix D.2)."""
+    """The properties of a network that determine bytes and operations (appendix D.2)."""
 
-    target_bytes: float  # W_t: what a pass reads of the target
-    drafter_bytes: float  # W_d: and of its copy, whose embedding, head and norms are the target's
+    target_bytes: float  # W_t: bytes that a pass reads of the target
+    drafter_bytes: float  # W_d: and of its copy, which shares embedding, head and norms with the target
     kv_token_bytes: float  # kappa in theory
     dense_flops: float  # C_dense, per row
     attention_flops: float  # C_attn, per row and token of context
@@ -55,8 +55,8 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Measured seconds at `batch` requests of `context` tokens each; `length`: drafted tokens that are verified, 0
-    where a pass has one row per request."""
+    """Measured seconds at `batch` requests of `context` tokens each. `length`: verified draft tokens, 0 for a pass with
+    one row per request."""
 
     batch: int
     context: int
@@ -71,8 +71,8 @@ class TwoStage:
     work: Work
     flops_s: float  # F
     bytes_s: float  # BW
-    kv_share: float  # of kappa that costs time
-    draft_factor: float  # eta: what unpacking makes of the fewer bytes
+    kv_share: float  # share of kappa that costs time
+    draft_factor: float  # eta: effect of unpacking on the fewer bytes
     target_request_s: float  # c_T
     draft_request_s: float  # c_D
     verify_request_s: float  # c_V
@@ -91,23 +91,24 @@ class TwoStage:
         return self._roofline(self.work.target_bytes, self.verify_request_s)
 
     def target_s(self, batch: int, context: int) -> float:
-        """T_T: a plain decoding step."""
+        """Return T_T: a plain decoding step."""
         return self.target.seconds(batch, batch, batch * context)
 
     def draft_s(self, batch: int, context: int) -> float:
-        """T_D: one of the passes of a draft."""
+        """Return T_D: one of the passes of a draft."""
         return self.drafter.seconds(batch, batch, batch * context)
 
     def verify_s(self, batch: int, context: int, length: int) -> float:
-        """T_V: `length` drafted tokens and the one after them, per request."""
+        """Return T_V: `length` drafted tokens and the one after them, per request."""
         return self.verification.seconds(batch, batch * (length + 1), batch * context)
 
     def cycle_s(self, batch: int, context: int, length: int) -> float:
-        """g * T_D + T_V: a speculative step."""
+        """Return g * T_D + T_V: a speculative step."""
         return length * self.draft_s(batch, context) + self.verify_s(batch, context, length)
 
     def speedup(self, batch: int, context: int, length: int, block_efficiency: float | None = None) -> float:
-        """Over plain decoding (eq. 1); block_efficiency: tokens per step and request, None: every draft accepted."""
+        """Return the speed-up over plain decoding (eq. 1). block_efficiency: tokens per step and request; None: every
+        draft is accepted."""
         tokens = length + 1.0 if block_efficiency is None else block_efficiency
         return tokens * self.target_s(batch, context) / self.cycle_s(batch, context, length)
 
@@ -119,8 +120,8 @@ class TwoStage:
         block_efficiency: float | None = None,
         most: int = 1 << 16,
     ) -> int:
-        """The most requests for which the predicted speed-up exceeds 1 + margin (eq. 3) with every fewer; 0: for none;
-        `most`: at least for so many."""
+        """Return the most requests for which, and for all fewer, the predicted speed-up exceeds 1 + margin (eq. 3); 0:
+        for none. `most`: the result's maximum."""
         low, high = 0, 1
         while high < most and self.speedup(high, context, length, block_efficiency) > 1 + margin:
             low, high = high, 2 * high
@@ -150,9 +151,9 @@ def fit_two_stage(
     drafting: Sequence[Timing],
     overlap: float = OVERLAP,
 ) -> TwoStage:
-    """Least relative errors; both kinds of the first stage count alike, however many cells each has.
+    """Fit by least relative errors. Both kinds of the first stage have equal weight, whatever their numbers of cells.
 
-    Raises ValueError where one of the three has no cell.
+    Raises ValueError if one of the three has no cell.
     """
     if not (decoding and verification and drafting):
         raise ValueError("a fit needs timings of decoding, of verification and of drafting")
@@ -189,7 +190,7 @@ def fit_two_stage(
 
 
 def _errors(roofline: Roofline, timings: Sequence[Timing]) -> FloatArray:
-    """Logarithms of predicted over measured, in spreads."""
+    """Return logarithms of predicted over measured, in units of the spread."""
     return np.array(
         [
             math.log(roofline.seconds(one.batch, one.batch * (one.length + 1), one.batch * one.context) / one.seconds)

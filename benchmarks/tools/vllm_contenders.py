@@ -1,11 +1,11 @@
-"""Who takes part in `benchmarks.rollout_vllm`, each in a process of its own.
+"""The contenders of `benchmarks.rollout_vllm`, each in a separate process.
 
-Owns how each engine is built and driven, in the cheapest way there is: no server, no detokenizer, a step per call in
-this process, log-probs of the sampled token alone, as RL needs them. "stock" is vLLM as it comes, its requests without
-seeds; where its expansion of temperatures answers wrongly, or its eight-bit kernel refuses float32, it is mended as
-Paceline mends it (`actors.engine.vllm.patches`, `low_bit`): else its own drafters would decode noise, or not at
-all. "paceline" and "native" are Paceline's engine over vLLM and over its own forward. A run is some waves, each
-submitted together and decoded until the last has ended.
+Owns how each engine is built and driven, at the least cost: no server, no detokenizer, one step per call in this
+process, log-probs of the sampled token only, as RL needs them. "stock" is unmodified vLLM, with requests without seeds.
+Where its expansion of temperatures is wrong, or its eight-bit kernel refuses float32, it is patched like Paceline does
+(`actors.engine.vllm.patches`, `low_bit`). Otherwise its own drafters would decode noise, or not at all. "paceline" and
+"native" are Paceline's engine over vLLM and over its own forward. A run is some waves, each submitted together and
+decoded until the last has ended.
 """
 
 import json
@@ -35,17 +35,17 @@ from drafter.build import build_drafters, build_retrieval
 from policies.speculation.build import build_policy
 from policies.speculation.policy import StrategyPolicy
 
-MAX_TOKENS = 256  # prompt, response and drafts: as long as the demo's model is
-PASS_DRAFTS = (0, 1, 2, 4, 8)  # of every request
-PASS_PROMPT, PASS_TOKENS = 48, 160  # of the requests whose passes are timed: about the demo's lengths
-PASS_S, PASS_ROUNDS = 1.2, (5, 12)  # time for one number of requests; at least and at most
-Case = Sequence[Sequence[Mapping[str, Any]]]  # waves of requests, as `packed` has them
+MAX_TOKENS = 256  # prompt, response and drafts: the limit of the demo's model
+PASS_DRAFTS = (0, 1, 2, 4, 8)  # drafts of every request
+PASS_PROMPT, PASS_TOKENS = 48, 160  # tokens of the timed requests: about the demo's lengths
+PASS_S, PASS_ROUNDS = 1.2, (5, 12)  # seconds for one number of requests; minimum and maximum of rounds
+Case = Sequence[Sequence[Mapping[str, Any]]]  # waves of requests, in the form of `packed`
 Answer = dict[str, Any]
 Drawn = dict[str, tuple[list[int], list[float]]]  # by request: tokens and their log-probs
 
 
 def packed(waves: Sequence[Sequence[Request]], limits: Sequence[Sequence[int]]) -> Case:
-    """Requests as they cross the pipe; each draws exactly `limits` tokens."""
+    """Return requests in the pipe's form; each draws exactly `limits` tokens."""
     return [
         [
             {
@@ -78,11 +78,11 @@ def unpacked(wave: Sequence[Mapping[str, Any]]) -> list[Request]:
 
 
 def stock_core(path: str, dtype: DType, running: int, compiled: bool, speculative: Mapping[str, Any] | None) -> Any:
-    """vLLM's own EngineCore with its own scheduler, mended where it must be."""
+    """Return vLLM's own EngineCore with its own scheduler, patched where necessary."""
     from actors.engine.vllm.arguments import prepare_environment
 
     prepare_environment()
-    os.environ.setdefault("NUMBA_NUM_THREADS", "1")  # ngram's: it uses one, and others spin beside the engine's
+    os.environ.setdefault("NUMBA_NUM_THREADS", "1")  # ngram's: it uses one, and idle ones spin next to the engine's
     from vllm.engine.arg_utils import EngineArgs
     from vllm.usage.usage_lib import UsageContext
     from vllm.v1.engine.core import EngineCore
@@ -103,7 +103,7 @@ def stock_core(path: str, dtype: DType, running: int, compiled: bool, speculativ
         enforce_eager=not compiled,
         async_scheduling=False,
         disable_log_stats=True,
-        kv_cache_memory_bytes=1 << 32,  # at most: see num_gpu_blocks_override
+        kv_cache_memory_bytes=1 << 32,  # upper limit: see num_gpu_blocks_override
         gpu_memory_utilization=0.05,
         speculative_config=None if speculative is None else dict(speculative),
     ).create_engine_config(UsageContext.ENGINE_CONTEXT)
@@ -114,7 +114,7 @@ def stock_core(path: str, dtype: DType, running: int, compiled: bool, speculativ
 
 
 def add(core: Any, name: str, prompt: list[int], tokens: int) -> None:
-    """A request without a seed that draws exactly so many tokens."""
+    """Add a request without a seed that draws exactly `tokens` tokens."""
     from vllm import SamplingParams as VllmSampling
     from vllm.v1.request import Request as VllmRequest
 
@@ -133,7 +133,7 @@ def add(core: Any, name: str, prompt: list[int], tokens: int) -> None:
 def stock_wave(
     core: Any, wave: Sequence[Mapping[str, Any]], steps: list[EngineStepRecord], told: Drawn | None = None
 ) -> None:
-    """told: gets every request's tokens and their log-probs."""
+    """Run one wave. told: receives every request's tokens and their log-probs."""
     for of in wave:
         add(core, str(of["id"]), of["prompt"], of["tokens"])
     while core.scheduler.has_requests():
@@ -154,7 +154,7 @@ def stock_wave(
 
 
 def step_record(at_s: float, running: int, emitted: int, elapsed_s: float, prefills: bool) -> EngineStepRecord:
-    """Of a step of stock vLLM: it says nothing of drafts."""
+    """Return the record of a step of stock vLLM, which reports no drafts."""
     return EngineStepRecord(
         at_s=at_s,
         running=running,
@@ -172,11 +172,11 @@ def step_record(at_s: float, running: int, emitted: int, elapsed_s: float, prefi
 def stock(
     path: str, dtype: DType, running: int, compiled: bool, speculative: Mapping[str, Any] | None
 ) -> tuple[Any, Any]:
-    """Plain vLLM, or with a drafter of its own."""
+    """Make plain vLLM, or vLLM with a drafter of its own."""
     core = stock_core(path, dtype, running, compiled, speculative)
 
     def run(waves: Case, parts: bool = False, length: int | None = None, told: bool = False) -> Answer:
-        """length: of the drafts, at most that of the configuration. told: say what was drawn, too."""
+        """length: of the drafts, at most that of the configuration. told: also return the drawn tokens."""
         if length is not None:
             core.scheduler.num_spec_tokens = length
         measured = Parts.of_stock(core) if parts else None
@@ -188,7 +188,7 @@ def stock(
 
 
 class Forced:
-    """The `StepControl` of a scheduler that Paceline made: so many drafts for every request, none of them good."""
+    """The `StepControl` of a scheduler that Paceline made: a fixed number of drafts per request, none of them good."""
 
     def __init__(self) -> None:
         self.drafts = 0
@@ -206,7 +206,8 @@ class Forced:
 
 
 def pass_seconds(core: Any, requests: int) -> dict[int, float]:
-    """Seconds of vLLM's steps with a forced number of drafts per request, by rows of all: schedule, forward, verify."""
+    """Return seconds of vLLM's steps with a forced number of drafts per request, by total rows: schedule, forward,
+    verify."""
     forced = core.scheduler.control = Forced()
     rng = np.random.default_rng(requests)
     for i in range(requests):
@@ -233,7 +234,8 @@ def pass_seconds(core: Any, requests: int) -> dict[int, float]:
 
 
 class Speculation:
-    """What drafts for one kind of contender, run after run: the policy stays and learns, drafters are made anew."""
+    """The drafters and policy of one kind of contender, run after run: the policy stays and learns, drafters are made
+    anew."""
 
     def __init__(self, history: Path, trees: bool) -> None:
         self._options, self._trees = SpeculationOptions(), trees
@@ -244,7 +246,7 @@ class Speculation:
             ]
 
     def make(self, cold: bool, drafters: Callable[[SpeculationOptions], Any]) -> tuple[Any, StrategyPolicy | None]:
-        """Drafters and a policy for one run; cold: both know nothing."""
+        """Make drafters and a policy for one run. cold: both know nothing."""
         made = drafters(self._options)
         if cold:
             return made, build_policy(self._options, sorted(made), trees=self._trees)
@@ -255,8 +257,8 @@ class Speculation:
 
 
 def paceline(path: str, dtype: DType, running: int, compiled: bool, threads: int, history: Path) -> tuple[Any, Any]:
-    """As backend vllm starts, with default options; one vLLM, and an engine around it per run, so that none knows more
-    than it should."""
+    """Make the engine as backend vllm starts it, with default options. There is one vLLM, and one engine around it per
+    run, so that no run knows the others."""
     from actors.engine.vllm.core import build
     from actors.engine.vllm.engine import VllmEngine
 
@@ -274,7 +276,7 @@ def paceline(path: str, dtype: DType, running: int, compiled: bool, threads: int
     speculation = Speculation(history, trees=False)
 
     def run(waves: Case = (), parts: bool = False, cold: bool = False, passes: int = 0) -> Answer:
-        """passes: none of this, but vLLM's passes over so many requests."""
+        """passes: instead, time vLLM's passes over this many requests."""
         if passes:
             return {"passes": pass_seconds(backend.core, passes)}
         made, policy = speculation.make(cold, lambda of: build_retrieval(of, options.max_running, backend.model_tokens))
@@ -296,7 +298,7 @@ def paceline(path: str, dtype: DType, running: int, compiled: bool, threads: int
 def native(
     path: str, dtype: DType, running: int, threads: int, history: Path, quantization: Quantization
 ) -> tuple[Any, Any]:
-    """As `actors.engine.native.core.build` makes it, in fast mode."""
+    """Make the engine like `actors.engine.native.core.build`, in fast mode."""
     import torch
 
     from actors.engine.native.engine import NativeEngine
@@ -342,13 +344,13 @@ def paceline_wave(
     recorded.clear()
 
 
-# All of them.
+# All contenders.
 
 
 def timed(
     decode: Callable[[Sequence[Mapping[str, Any]], list[EngineStepRecord]], None], waves: Case, parts: Parts | None
 ) -> Answer:
-    """One run. Raises ValueError if it drew another number of tokens than was asked for."""
+    """Time one run. Raises ValueError if it drew another number of tokens than requested."""
     steps: list[EngineStepRecord] = []
     start_s = perf_counter()
     for wave in waves:
@@ -389,7 +391,8 @@ def contender(
     quantization: Quantization = "none",
     **model: Any,
 ) -> tuple[Any, Any]:
-    """By the words of the command line: what it says once it is up, and what answers a case."""
+    """Make a contender from the words of the command line. Returns its first message, and the function that answers a
+    case."""
     match kind:
         case "stock":
             return stock(speculative=speculative, compiled=compiled, **model)

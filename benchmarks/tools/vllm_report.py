@@ -16,8 +16,8 @@ Row = Mapping[str, Any]
 
 
 def verdicts(row: Row) -> dict[str, bool | None]:
-    """By the names of TARGETS, of Paceline on vLLM, warm where nothing else is said; None: the target asks nothing of
-    this case."""
+    """Return verdicts by the names of TARGETS, for Paceline on vLLM, warm unless stated otherwise. None: the target
+    does not apply to this case."""
     speed = row["contenders"]["paceline"]["speedup"]
     lowest = min(speed, row["contenders"]["paceline, cold"]["speedup"])
     return {
@@ -29,7 +29,7 @@ def verdicts(row: Row) -> dict[str, bool | None]:
 
 
 def table(record: Row) -> str:
-    """Markdown: speeds, then targets, then where a step's time goes."""
+    """Render Markdown: speeds, then targets, then a step's time by part."""
     cases: Sequence[Row] = record["cases"]
     return "\n".join([_speeds(cases), "", _targets(cases), "", *_notes(cases), "", _parts(cases)])
 
@@ -74,7 +74,7 @@ def _notes(cases: Sequence[Row]) -> list[str]:
 
 
 def _parts(cases: Sequence[Row]) -> str:
-    """Microseconds per step; of every target its fewest and its most requests."""
+    """Render microseconds per step: of every target its fewest and its most requests."""
     chosen = [row for row in cases if row["requests"] in _ends([of for of in cases if of["target"] == row["target"]])]
     columns = [(row, kind) for row in chosen for kind in row["step_us"]]
     names = dict.fromkeys(name for row, kind in columns for name in row["step_us"][kind])

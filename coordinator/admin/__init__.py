@@ -1,1 +1,1 @@
-"""The admin service of a coordinator (gRPC): status, and the commands of people and scripts."""
+"""The admin service of a coordinator (gRPC): status, and commands from people and scripts."""

@@ -1,4 +1,4 @@
-"""A typed client of the admin service. Owns one channel; turns gRPC's errors into two of its own."""
+"""A typed client of the admin service. It holds one channel and translates gRPC's errors."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +22,7 @@ class RequestRefusedError(ValueError):
 
 
 class NotAllowedError(PermissionError):
-    """The service requires a token, or another one."""
+    """The service requires a token, or a different one."""
 
 
 class AdminClient:
@@ -50,7 +50,7 @@ class AdminClient:
         return self._call("GetStatus", pb.Empty())
 
     def drain(self, *, worker: str = "", node: str = "", reason: str = "") -> Status:
-        """Stop drafter training on one worker or node, and start none there. Exactly one of the two is given."""
+        """Stop drafter training on one worker or node, and start none there. Give exactly one of the two."""
         return self._call("Drain", pb.DrainRequest(worker=worker, node=node, reason=reason))
 
     def undrain(self, *, worker: str = "", node: str = "") -> Status:
@@ -68,7 +68,7 @@ class AdminClient:
         return self._call("SetThreshold", pb.SetThresholdRequest(idle_workers=idle_workers))
 
     def watch(self, every_s: float = 2.0) -> Iterator[Status | Change]:
-        """Yield a status, then every change as it comes, and a status every `every_s` seconds, without end."""
+        """Yield a status, then every change as it arrives, and a status every `every_s` seconds, without end."""
         method = self._channel.unary_stream(
             f"/{SERVICE}/Watch", pb.WatchRequest.SerializeToString, pb.Update.FromString
         )

@@ -1,10 +1,10 @@
-"""The admin service's token and certificate, as files of the run's folder. Owns their form, their modes and who may
-read them; opens no port.
+"""The admin service's token and certificate, as files of the run's folder: their form, their modes and their readers.
+Opens no port.
 
-`admin-token`             for whoever administers; readable by its owner only
-`admin.crt`, `admin.key`  a certificate of the service's own, where none was given: clients trust this one alone
+`admin-token`             for administrators; readable by its owner only `admin.crt`, `admin.key`  a certificate of the
+service's own, where none was given: clients trust this one alone
 
-They outlive the coordinator: its successor asks for the same.
+They outlive the coordinator, so that its successor uses the same.
 """
 
 import hmac
@@ -54,7 +54,7 @@ class Credentials:
         return ((_HEADER, f"Bearer {self.token}"),) if self.token else ()
 
     def encrypts(self, address: str) -> bool:
-        """Return whether calls to `address` (host:port) use TLS: beyond loopback a token travels no other way."""
+        """Return whether calls to `address` (host:port) use TLS. Beyond loopback, a token is only sent encrypted."""
         return self.tls or (bool(self.token) and address.rpartition(":")[0] not in LOOPBACK)
 
     def channel(self, address: str) -> grpc.Channel:
@@ -124,7 +124,7 @@ def given_certificate(certificate: str, key: str, directory: Path | None) -> tup
     if directory is not None:
         given = {Path(certificate).resolve(), Path(key).resolve()}
         for path in (directory / CERTIFICATE_FILE, directory / KEY_FILE):
-            if path.resolve() not in given:  # it may lie there already, the only copy
+            if path.resolve() not in given:  # it may already be there, as the only copy
                 path.unlink(missing_ok=True)
         if certificates[-1].issuer == certificates[-1].subject:
             (directory / CERTIFICATE_FILE).write_bytes(chain)

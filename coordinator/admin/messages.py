@@ -1,4 +1,4 @@
-"""Status and changes as protobuf messages, and back. Owns nothing else."""
+"""Convert status and changes to protobuf messages and back."""
 
 from dataclasses import asdict, fields
 

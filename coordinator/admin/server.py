@@ -1,6 +1,6 @@
-"""The gRPC admin service of one coordinator, with health and reflection. Owns its port and threads; decides nothing.
+"""The gRPC admin service of one coordinator, with health and reflection. Owns its port and threads; makes no decisions.
 
-Beyond loopback it wants a token and speaks TLS only: see `coordinator.admin.credentials`.
+Beyond loopback it requires a token and TLS: see `coordinator.admin.credentials`.
 """
 
 import threading
@@ -25,11 +25,11 @@ from coordinator.status import Status
 
 MAX_WATCHERS = 16
 _THREADS = MAX_WATCHERS + 8
-_POLL_S = 0.5  # between two looks whether a watcher is still there
+_POLL_S = 0.5  # between two checks whether a watcher is still connected
 
 
 class Coordinator(Protocol):
-    """The operations of a coordinator that the service offers."""
+    """The coordinator's operations that the service offers."""
 
     def status(self) -> Status: ...
     def control(self, event: ControlEvent) -> None: ...
@@ -38,7 +38,7 @@ class Coordinator(Protocol):
 class AdminServer:
     """Serves until `close`. Raises OSError if it cannot listen on `address` (host:port, port 0: any).
 
-    token: what callers must show; empty: nothing. certificate: private key and certificate, PEM; None: unencrypted."""
+    token: required from callers; empty: none. certificate: private key and certificate, PEM; None: unencrypted."""
 
     def __init__(
         self,

@@ -1,1 +1,1 @@
-"""The coordinator on ZeroMQ: the only place, beside the admin service, that uses sockets."""
+"""The coordinator on ZeroMQ: besides the admin service, the only package that uses sockets."""

@@ -1,14 +1,14 @@
 """The coordinator's socket at a worker or the driver, in one thread. Owns the socket, the clock and the lock.
 
-Nothing that decodes ever waits here: reports return at once, and a coordinator that does not answer changes nothing
-but `connected`. Reconnecting, repeating and heartbeats need no call.
+Decoding never blocks here: reports return at once, and a coordinator that does not answer changes only `connected`.
+Reconnecting, repeating and heartbeats need no call.
 
     client = WorkerClient(endpoint, Identity("rollout-0", incarnation=time.time_ns(), node=ip), options)
     client.idle()                                  # out of work, memory released
     for command in client.poll(timeout_s=0.1):     # or on_command=..., called on the client's thread
         match command:
             case Train(): trainer.start(...)       # and, when it runs: client.started(session, epoch, store)
-            case Stop(): trainer.stop()            # and, when it stands still: client.stopped(session)
+            case Stop(): trainer.stop()            # and, when it has stopped: client.stopped(session)
     client.busy(running=3)                         # from here on no Train is delivered until idle()
 """
 
@@ -37,7 +37,7 @@ E = TypeVar("E", bound=Driver | Member)
 
 
 class _Connection(Generic[E]):
-    """Runs one end of a link. `_end` is touched only with `_lock` held."""
+    """Runs one end of a link. `_end` is accessed only with `_lock` held."""
 
     def __init__(self, name: str, end: E, endpoint: str, keys: ClientKeys | None, clock: Clock) -> None:
         self._end, self._clock = end, clock
@@ -47,7 +47,7 @@ class _Connection(Generic[E]):
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._dealer = self._context.socket(zmq.DEALER)
         self._dealer.setsockopt(zmq.LINGER, 200)
-        self._dealer.setsockopt(zmq.IMMEDIATE, 1)  # nothing is queued for a coordinator that is not there
+        self._dealer.setsockopt(zmq.IMMEDIATE, 1)  # queues nothing while the coordinator is unreachable
         self._dealer.setsockopt(zmq.RECONNECT_IVL, 50)
         self._dealer.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
         self._dealer.setsockopt(zmq.MAXMSGSIZE, 2 * MAX_FRAME_BYTES)
@@ -59,18 +59,18 @@ class _Connection(Generic[E]):
 
     @property
     def connected(self) -> bool:
-        """The coordinator has acknowledged something lately."""
+        """Whether the coordinator has acknowledged a message lately."""
         with self._lock:
             return self._end.connected(self._clock())
 
     def close(self) -> None:
-        """Send what is waiting, if that is possible at once, and end."""
+        """Send pending messages if possible at once, and end the thread."""
         self._closing = True
         self._waker.wake()
         self._thread.join(5.0)
 
     def _deliver(self) -> None:
-        """Called on the thread after something was heard or time has passed."""
+        """Called on the thread after a message or a timeout."""
 
     def _serve(self) -> None:
         poller = zmq.Poller()
@@ -83,7 +83,7 @@ class _Connection(Generic[E]):
                     self._end.tick(self._clock())
                     says, due_s = self._end.take(), self._end.due_s
                 for say in says:
-                    with contextlib.suppress(zmq.Again):  # not connected: it is repeated
+                    with contextlib.suppress(zmq.Again):  # not connected: repeated later
                         self._dealer.send(encode(say), zmq.NOBLOCK)
                 if closing:
                     return
@@ -114,9 +114,10 @@ class _Connection(Generic[E]):
 class WorkerClient(_Connection[Member]):
     """A worker's client. Thread-safe; every method but `poll` and `close` returns at once, and none raises.
 
-    It begins BUSY. on_command: called on the client's thread with Train and Stop, must return at once; without it they
-    are fetched by `poll`. Of several Train only the last counts. A Stop may come from the client itself, when the
-    coordinator has been silent for nearly a lease. Whoever gets a Stop kills what still trains after its `within_s`.
+    It starts BUSY. on_command: called on the client's thread with Train and Stop, must return at once; without it,
+    `poll` returns them. Only the last of several Train commands counts. The client itself issues a Stop if the
+    coordinator has been silent for nearly a lease. The receiver of a Stop kills any trainer still running after
+    `within_s`.
     """
 
     def __init__(
@@ -140,12 +141,12 @@ class WorkerClient(_Connection[Member]):
 
     @property
     def error(self) -> str:
-        """Return why the coordinator refused a report; empty for a worker that keeps to the states."""
+        """Why the coordinator refused a report; empty for a worker with valid transitions."""
         with self._lock:
             return self._end.error
 
     def busy(self, running: int = 1) -> None:
-        """Report new work; a trainer that ran has stopped. running: requests, may change from call to call."""
+        """Report new work; a running trainer has stopped. running: number of requests, may change from call to call."""
         with self._reporting() as now_s:
             self._end.busy(running, now_s)
 
@@ -165,17 +166,17 @@ class WorkerClient(_Connection[Member]):
             self._end.stopped(session, now_s)
 
     def trainer_failed(self, session: int, reason: str) -> None:
-        """Report that the trainer has ended with an error; the worker is fine."""
+        """Report that the trainer has ended with an error; the worker is healthy."""
         with self._reporting() as now_s:
             self._end.trainer_failed(session, reason, now_s)
 
     def progress(self, *, running: int = 0, step: int = 0) -> None:
-        """Note the trainer's progress for `paceline status`; it travels with the next heartbeat."""
+        """Note the trainer's progress for `paceline status`; the next heartbeat carries it."""
         with self._lock:
             self._end.running, self._end.step = running, step
 
     def poll(self, timeout_s: float = 0.0) -> list[Command]:
-        """Return the commands that hold now, oldest first. Waits at most `timeout_s` for the first one."""
+        """Return the valid commands, oldest first. Waits at most `timeout_s` for the first one."""
         deadline_s = time.monotonic() + timeout_s
         with self._arrived:
             while True:
@@ -187,14 +188,14 @@ class WorkerClient(_Connection[Member]):
                 self._arrived.wait(wait_s)
 
     def close(self) -> None:
-        """Leave, and end the thread."""
+        """Report Leave, and end the thread."""
         with self._reporting() as now_s:
             self._end.leave(now_s)
         super().close()
 
     @contextlib.contextmanager
     def _reporting(self) -> Iterator[float]:
-        """Hold the lock for a report, at the time that is yielded; then let the client's thread send it."""
+        """Hold the lock for a report at the yielded time; then wake the client's thread to send it."""
         with self._lock:
             yield self._clock()
         self._waker.wake()
@@ -225,7 +226,7 @@ class DriverClient(_Connection[Driver]):
         super().__init__(DRIVER, Driver(incarnation, options, clock()), endpoint, keys, clock)
 
     def rollout_started(self, step: int, *, train: bool = True) -> None:
-        """Report a rollout. train: whether the drafter is to be trained in its tail."""
+        """Report a rollout. train: whether to train the drafter in its tail."""
         self._report(RolloutStarted(step, train))
 
     def rollout_complete(self, step: int) -> None:

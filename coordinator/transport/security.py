@@ -1,4 +1,4 @@
-"""CURVE for the coordinator's socket: key files and the allow-list. Owns who may connect, and under which name.
+"""CURVE for the coordinator's socket: key files and the allow-list, which says who may connect under which name.
 
 A directory of keys holds `coordinator-key.json`, `worker-key.json` and `driver-key.json` (a key pair each, readable by
 their owner only) and `allowed.json`: public key to peer name, where "*" is any worker. Workers need `worker-key.json`
@@ -21,17 +21,17 @@ from coordinator.wire import DRIVER
 
 ANY_WORKER = "*"
 COORDINATOR, WORKER = "coordinator", "worker"  # the other role is DRIVER
-_KEY_FILE = "{}-key.json"  # of a role; .gitignore and .dockerignore know such names, wherever they lie
+_KEY_FILE = "{}-key.json"  # of a role; .gitignore and .dockerignore list this pattern
 
 
 @dataclass(frozen=True, slots=True)
 class ServerKeys:
-    """The coordinator's key pair (Z85 text, as zmq.curve_keypair makes it), and who may connect: public key to name."""
+    """The coordinator's key pair (Z85 text, from zmq.curve_keypair), and who may connect: public key to name."""
 
     public: bytes
     secret: bytes = field(repr=False)
     allowed: dict[bytes, str]
-    allowed_file: Path | None = None  # read again when somebody unknown connects: workers may have been added
+    allowed_file: Path | None = None  # read again if an unknown key connects: workers may have been added
 
     def apply(self, socket: zmq.Socket[bytes]) -> None:
         socket.curve_publickey, socket.curve_secretkey = self.public, self.secret
@@ -94,7 +94,7 @@ def client_keys(directory: Path, role: str) -> ClientKeys:
 
 
 class Keys:
-    """The key pairs of a run, made by its driver. `options` is what the coordinator gets.
+    """The key pairs of a run, made by its driver. `options` are the coordinator's options.
 
     Where key files are configured, these: all workers share one pair. Else new ones in `directory`, on loopback too,
     where every user of the machine reaches the port: every worker has a pair of its own and can speak as nobody else.
@@ -107,7 +107,7 @@ class Keys:
         self._directory = made if configured is None else Path(configured)
         self._own: dict[str, ClientKeys] | None = None  # by worker
         if self._directory is not None and configured is None:
-            for role in (COORDINATOR, DRIVER):  # of a driver before this one
+            for role in (COORDINATOR, DRIVER):  # of an earlier driver
                 (self._directory / _KEY_FILE.format(role)).unlink(missing_ok=True)
             write_keys(self._directory, (COORDINATOR, DRIVER))
             self._directory.chmod(0o700)
@@ -135,7 +135,7 @@ class Keys:
 
 
 def authenticator(context: zmq.Context[zmq.Socket[bytes]], keys: ServerKeys) -> ThreadAuthenticator:
-    """Guards every CURVE socket of `context`; stop it before the context ends."""
+    """Return the guard of every CURVE socket of `context`; stop it before the context ends."""
     guard = ThreadAuthenticator(context)
     guard.start()
     guard.configure_curve_callback(domain="*", credentials_provider=_AllowList(keys))

@@ -1,7 +1,7 @@
-"""A Hub behind a ZeroMQ ROUTER socket, in one thread. Owns the socket, the clock, and frames that are no messages.
+"""A Hub behind a ZeroMQ ROUTER socket, in one thread. Owns the socket and the clock, and handles invalid frames.
 
-Frames that cannot be read, are too long, or speak for another peer than their key allows are dropped and counted, and
-so are connections that fail the handshake. Beyond HARD_LIMIT_BYTES the library ends the connection before it reads.
+Frames that are unreadable, too long, or from a peer whose key does not allow the name are dropped and counted. So are
+connections that fail the handshake. Beyond HARD_LIMIT_BYTES the library closes the connection before it reads.
 """
 
 import logging
@@ -36,7 +36,7 @@ from coordinator.wire import (
 
 _log = logging.getLogger(__name__)
 HARD_LIMIT_BYTES = 16 * MAX_FRAME_BYTES
-_BATCH = 64  # messages between two looks at the time, and two sendings
+_BATCH = 64  # messages received before the next check of time and output
 _NOBLOCK, _MORE = int(zmq.NOBLOCK), int(zmq.NOBLOCK | zmq.SNDMORE)
 _HANDSHAKE_FAILED = (
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
@@ -49,9 +49,8 @@ class CoordinatorServer:
     """Serves `machine` until `close`. Everything but the constructor's arguments lives on its thread.
 
     bind: e.g. tcp://127.0.0.1:* (any port: see `endpoint`). keys: CURVE with an allow-list; None: unencrypted, for
-    loopback and private networks. members: as Hub has them. watch is called on the thread with every notice, and must
-    not block. on_failure is called there if the thread ends by a bug; all that it knew is then to be thrown away, and
-    rebuilt by a successor.
+    loopback and private networks. members: as in Hub. watch is called on the thread with every notice, and must not
+    block. on_failure is called there if a bug ends the thread; its state is then lost and a successor rebuilds it.
     """
 
     def __init__(
@@ -68,7 +67,7 @@ class CoordinatorServer:
         self._hub, self._keys = Hub(machine, watch, members), keys
         self._clock, self._on_failure = clock, on_failure
         self._encoder = AnswerEncoder()
-        self._routes: dict[str, bytes] = {}  # by peer: the connection over which it spoke last
+        self._routes: dict[str, bytes] = {}  # by peer: its latest connection
         self._calls: SimpleQueue[tuple[Callable[[Hub, float], Any], Future[Any]] | None] = SimpleQueue()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._guard = authenticator(self._context, keys) if keys is not None else None
@@ -94,8 +93,8 @@ class CoordinatorServer:
         self.call(lambda hub, now_s: hub.control(event, now_s), timeout_s)
 
     def call(self, function: Callable[[Hub, float], T], timeout_s: float = 5.0) -> T:
-        """Run `function(hub, now_s)` on the server's thread, and return what it returns. Raises what it raises,
-        TimeoutError, and ConnectionError once the server is closed."""
+        """Run `function(hub, now_s)` on the server's thread and return its result. Raises its errors, TimeoutError, and
+        ConnectionError once the server is closed."""
         if not self._thread.is_alive():
             raise ConnectionError("the coordinator has been closed")
         future: Future[T] = Future()
@@ -108,7 +107,7 @@ class CoordinatorServer:
         return self.call(lambda hub, now_s: Counter(hub.counts))
 
     def close(self) -> None:
-        """Stop serving. Workers continue to decode; those that train stop within their lease."""
+        """Stop serving. Workers continue to decode; training workers stop within their lease."""
         if self._thread.is_alive():
             self._calls.put(None)
             self._waker.wake()
@@ -162,7 +161,7 @@ class CoordinatorServer:
                 future.set_exception(error)
 
     def _receive(self) -> None:
-        """Receive what has come, up to a bound, so that deadlines are kept."""
+        """Receive pending messages, up to a bound that keeps deadlines."""
         counts = self._hub.counts
         for _ in range(_BATCH):
             try:
@@ -187,8 +186,7 @@ class CoordinatorServer:
                 self._routes[peer] = route
 
     def _next(self) -> tuple[bytes, str, list[bytes]]:
-        """A message: the connection over which it came, the key of its sender (empty without CURVE), its frames.
-        Raises zmq.Again."""
+        """Return a message: its connection, its sender's key (empty without CURVE), its frames. Raises zmq.Again."""
         if self._keys is None:
             route, *frames = self._router.recv_multipart(_NOBLOCK)
             return route, "", frames
@@ -196,7 +194,7 @@ class CoordinatorServer:
         return first.bytes, str(rest[0].get("User-Id")) if rest else "", [frame.bytes for frame in rest]
 
     def _send(self, peer: str, message: Ack | Tell) -> None:
-        """Send a message. One to an unknown peer, or to a full queue, is dropped."""
+        """Send a message. It is dropped if the peer is unknown or the queue is full."""
         if route := self._routes.get(peer):
             self._router.send(route, _MORE)
             self._router.send(self._encoder.encode(message), _NOBLOCK)

@@ -12,11 +12,11 @@ class Waker:
         self.fd, self._write_fd = os.pipe()
         os.set_blocking(self.fd, False)
         os.set_blocking(self._write_fd, False)
-        self._lock = threading.Lock()  # nobody writes to a descriptor that is somebody else's by now
+        self._lock = threading.Lock()  # prevents a write to a descriptor that was closed and reused
         self._closed = False
 
     def wake(self) -> None:
-        with self._lock, contextlib.suppress(BlockingIOError):  # full: it is awake already
+        with self._lock, contextlib.suppress(BlockingIOError):  # full: already awake
             if not self._closed:
                 os.write(self._write_fd, b"!")
 
@@ -25,7 +25,7 @@ class Waker:
             os.read(self.fd, 4096)
 
     def close(self) -> None:
-        """By the polling thread, as its last act."""
+        """Close the pipe. The polling thread calls it last."""
         with self._lock:
             self._closed = True
             os.close(self.fd)

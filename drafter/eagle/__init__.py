@@ -1,4 +1,4 @@
-"""EAGLE: one decoder layer on the target's hidden states drafts what it will say (TLT 4.1; EAGLE, HASS, EAGLE-3)."""
+"""EAGLE: one decoder layer on the target's hidden states predicts its next tokens (TLT 4.1; EAGLE, HASS, EAGLE-3)."""
 
 from config.rollout import EngineOptions
 from config.speculation import SpeculationOptions

@@ -1,9 +1,9 @@
-"""The drafter's K/V: one layer over the target's own blocks, and scratch blocks for what is only drafted.
+"""The drafter's K/V cache: one layer over the target's own blocks, and scratch blocks for drafted tokens.
 
-Owns the cache and, per slot, which positions in it are valid. A request's context begins at position `start`, as its
-first hidden states may be gone; position start + i has local index i and lies in the i // block_tokens-th block from
-that of `start` on. That block holds no prompt of others: whoever shares a prompt's blocks has no states of it to store.
-RoPE uses the target's positions.
+Owns the cache and, per slot, the valid positions in it. A request's context begins at position `start`, since its first
+hidden states may be gone. Position start + i has local index i and is in the i // block_tokens-th block from that of
+`start` on. This block holds no shared prompt, since a request that shares a prompt's blocks has no states of it to
+store. RoPE uses the target's positions.
 """
 
 from dataclasses import dataclass
@@ -56,7 +56,7 @@ class EagleContext:
 
 @dataclass(frozen=True, slots=True)
 class CachePlaces:
-    """Where the R requests of one `propose` lie; `start` is the position of local index 0."""
+    """Locations of the R requests of one `propose`; `start` is the position of local index 0."""
 
     tables: NDArray[np.int32]  # [R, M]
     start: Int64Array  # [R]
@@ -64,13 +64,13 @@ class CachePlaces:
     block_tokens: int
 
     def slots(self, request: Int64Array, local: Int64Array) -> Int64Array:
-        """Cache slots of local indices; both [T]."""
+        """Return the cache slots of local indices; both [T]."""
         size = self.block_tokens
         return self.tables[request, local // size].astype(np.int64) * size + local % size
 
 
 class EagleCache:
-    """K/V for `blocks` blocks of the target and `scratch_tokens` drafted rows of each slot."""
+    """K/V for `blocks` blocks of the target and `scratch_tokens` drafted rows per slot."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class EagleCache:
     ) -> None:
         self.block_tokens, self._blocks, self.slots = block_tokens, blocks, slots
         self._scratch = -(-scratch_tokens // block_tokens) + 1
-        self.reserved_slot = (blocks + slots * self._scratch) * block_tokens  # for rows of padding; nobody reads it
+        self.reserved_slot = (blocks + slots * self._scratch) * block_tokens  # for padding rows; never read
         shape = (self.reserved_slot + 1, config.num_kv_heads, config.head_dim)
         self.keys = torch.zeros(shape, dtype=dtype, device=device)
         self.values = torch.zeros(shape, dtype=dtype, device=device)
@@ -96,15 +96,17 @@ class EagleCache:
         self.start[slice(None) if slot is None else slot] = IDLE
 
     def columns(self, max_tokens: int) -> int:
-        """The widest tables of requests of so many tokens."""
+        """Return the widest table of requests with `max_tokens` tokens."""
         return -(-max_tokens // self.block_tokens) + self._scratch
 
     def places(self, kv: KVPlaces, slots: Int64Array, lengths: Int64Array) -> CachePlaces:
-        """Tables of requests whose `start` is set: the target's blocks up to the last known token's, then scratch."""
+        """Return tables of requests whose `start` is set: the target's blocks up to the last known token's, then
+        scratch."""
         size, blocks = self.block_tokens, kv.block_tables
         base = self.start[slots] // size
-        own = (lengths - 1 - self.start[slots]) // size + 1  # [R] blocks of the target, all of them allocated
-        # Long contexts make this the host's largest arrays: one pass over them; nobody reads behind a row's scratch.
+        own = (lengths - 1 - self.start[slots]) // size + 1  # [R] allocated blocks of the target
+        # The host's largest arrays at long contexts, so one pass over them. Entries behind a row's scratch are not
+        # read.
         index = (slots * blocks.shape[1] + base)[:, None] + np.arange(int(own.max()) + self._scratch)
         tables = blocks.reshape(-1).take(index, mode="clip").astype(np.int32, copy=False)
         column = np.arange(self._scratch)
@@ -121,7 +123,7 @@ class EagleCache:
         context_lens: Int64Array,
         tree_mask: NDArray[np.uint8] | None = None,
     ) -> EagleContext:
-        """The context of a pass of rows[r] rows per request, the last of its context_lens[r] local tokens."""
+        """Build the context of a pass of rows[r] rows per request, the last of its context_lens[r] local tokens."""
         device = self.keys.device
         offsets = np.zeros(len(rows) + 1, np.int32)
         offsets[1:] = rows.cumsum()

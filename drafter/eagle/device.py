@@ -1,8 +1,8 @@
-"""EAGLE's drafts on a device: one upload of what the host knows, passes that feed each other, one download at the end.
+"""EAGLE's drafts on a device: one upload of the host's data, passes that feed each other, one download at the end.
 
-Owns the frames, the graphs captured for them, and where passes leave their outputs. What is drawn stays on the device
-until the draft is complete, so nothing waits between two tokens. A draft is one replay where a graph was captured for
-its shape, and so is catching up with a usual step; anything else runs the same computation eagerly.
+Owns the frames, the graphs captured for them, and the passes' output buffers. Drawn tokens stay on the device until the
+draft is complete, so nothing waits between two tokens. A draft is one replay if a graph was captured for its shape, and
+so is catching up with a usual step. Everything else runs the same computation eagerly.
 """
 
 import logging
@@ -40,14 +40,14 @@ class Drafted:
     tokens: Int64Array  # [R', K]
     parents: Int64Array | None  # of trees
     scores: NDArray[np.float32]  # log-probabilities: of each token of a chain, of the path to each node of a tree
-    soft: Tensor | None  # [R, depth, V], where chains are sampled: on the device, valid until the next drafts
+    soft: Tensor | None  # [R, depth, V] for sampled chains: on the device, valid until the next drafts
     captured: bool  # a graph was captured first
 
 
 class DeviceDrafts:
-    """Drafts by `model` for `target` through `cache`, whose tensors lie on one device.
+    """Drafts by `model` for `target` through `cache`, whose tensors are on one device.
 
-    columns: of the block tables, at most. noise: draws have the target's noise; sampled, scale: see `EagleDrafter`.
+    columns: maximum of the block tables. noise: draws have the target's noise; sampled, scale: see `EagleDrafter`.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class DeviceDrafts:
         self._graph_capture: GraphCapture | None = None
         self._truncated = False
         self._replays: dict[_Key, Replay] = {}
-        self._planned: dict[int, int] = {}  # requests: rows that catching up is captured for
+        self._planned: dict[int, int] = {}  # by requests: rows for which catching up is captured
         self._rows = self._passes.features(0)
         self._outputs, self._spare_outputs = self._outputs_for(set()), self._outputs_for(set())
 
@@ -93,7 +93,7 @@ class DeviceDrafts:
         """See `Drafter.plan_graphs`."""
         self._graph_capture, self._truncated = graph_capture, truncated
         shapes = {self._shape(strategy, requests) for requests, strategy in drafts}
-        # A usual step brings a request its drafted tokens and one more.
+        # A usual step gives a request its drafted tokens and one more.
         deepest = {n: max(shape.levels for shape in shapes if shape.requests == n) for n, _ in drafts}
         planned = {requests: requests * (levels + 1) for requests, levels in deepest.items()}
         sizes = {Size(shape.requests, planned[shape.requests], shape) for shape in shapes}
@@ -115,7 +115,7 @@ class DeviceDrafts:
             self._replayable((size, plain), partial(self._passes.draft, frame, plain, self._outputs))
 
     def _replayable(self, key: _Key, compute: Callable[[], None]) -> bool:
-        """Whether a graph had to be captured for `key`; it is there from now on, unless that failed."""
+        """Ensure a graph for `key`, unless its capture failed. Returns whether it had to be captured now."""
         if key in self._replays or self._graph_capture is None:
             return False
         try:
@@ -126,7 +126,7 @@ class DeviceDrafts:
         return True
 
     def _run(self, key: _Key, planned: bool, compute: Callable[[], None]) -> bool:
-        """Compute, by a graph where there is or may be one; whether it was captured now."""
+        """Compute, by a graph if there is or may be one. Returns whether it was captured now."""
         captured = planned and self._replayable(key, compute)
         replay = self._replays.get(key) if planned else None
         (replay or compute)()
@@ -135,13 +135,13 @@ class DeviceDrafts:
     # Drafts.
 
     def catch_up(self, work: Work) -> None:
-        """Only that: nobody may draft."""
+        """Catch up without drafting, since no request may draft."""
         frame = self._frames.of(self._size(len(work.index), len(work.tokens), None))
         self._upload(frame, work, True)
         self._feed(frame, work, planned=False)
 
     def draft(self, work: Work, strategy: Strategy, requests: int) -> Drafted:
-        """Catch up, then draft by the strategy in its full depth. requests: R, of the batch."""
+        """Catch up, then draft by the strategy to its full depth. requests: R, of the batch."""
         present, rows = len(work.index), len(work.tokens)
         size = self._size(present, rows, strategy)
         shape = size.shape
@@ -152,7 +152,7 @@ class DeviceDrafts:
         plain = not (cut or (self._passes.sampled and bool((work.temperatures == 0).any())))
         captured = False
         if rows > size.rows:
-            # More than a usual step's: by itself, and the draft's own inputs follow.
+            # More rows than in a usual step: they are fed separately, and the draft's own inputs follow.
             wide = self._frames.of(Size(size.requests, _room_for(rows), None))
             self._upload(wide, work, True)
             self._feed(wide, work, planned=False)
@@ -182,7 +182,7 @@ class DeviceDrafts:
         return DraftShape.of(strategy, requests, self._target.config.vocab_size, self._most_fed)
 
     def _size(self, present: int, rows: int, strategy: Strategy | None) -> Size:
-        """The planned size with the fewest requests that holds so many, or one that was not planned."""
+        """Return the smallest planned size that fits, or else an unplanned one."""
         if strategy is not None:
             for requests in sorted(n for n in self._planned if n >= present):
                 size = Size(requests, self._planned[requests], self._shape(strategy, requests))
@@ -195,14 +195,15 @@ class DeviceDrafts:
     def _outputs_for(self, shapes: set[DraftShape]) -> Outputs:
         return Outputs(shapes, self._target.config.vocab_size if self._passes.sampled else 0, self._device)
 
-    # The host's part.
+    # Host side.
 
     def _upload(self, frame: Frame, work: Work, plain: bool) -> None:
         self._fill(frame, work, plain)
         frame.send(work.places.tables.shape[1])
 
     def _fill(self, frame: Frame, work: Work | None, plain: bool) -> None:
-        """Every region whole: nothing of a former draft may be left. None: nobody drafts, as for a capture."""
+        """Write every region completely, so that nothing of an earlier draft remains. None: no request drafts, as in a
+        capture."""
         arrays, present = frame.begin(), 0 if work is None else len(work.index)
         reserved = self._cache.reserved_slot
         rows = 0 if work is None else len(work.tokens)
@@ -260,13 +261,13 @@ class DeviceDrafts:
             arrays["top_p"][:] = _with(work.top_p, 1)[draw]
 
     def _feed(self, frame: Frame, work: Work, *, planned: bool) -> bool:
-        """Catch up; whether a graph was captured."""
+        """Catch up. Returns whether a graph was captured."""
         model, source, picked = self._model, work.kept.source(), frame.tensors["picked"]
         hidden = self._target.config.hidden_size
         width = hidden * max(1, len(model.layers))
         taken = source[:, :width] if model.layers else source[:, source.shape[1] - width :]
         if taken.shape[1] < width:
-            model.features(source)  # says what is missing
+            model.features(source)  # raises if something is missing
         if not planned:
             self._passes.catch_up(frame, taken.index_select(0, picked))
             return False
@@ -276,13 +277,13 @@ class DeviceDrafts:
 
 
 def _room_for(rows: int) -> int:
-    """Few sizes, of which none is much too large where rows take much memory."""
+    """Round up to few sizes, none of which wastes much where rows take much memory."""
     most_doubled = 1024
     return 1 << max(rows - 1, 0).bit_length() if rows <= most_doubled else -(-rows // most_doubled) * most_doubled
 
 
 def _with(values: NDArray[Any], fill: float) -> NDArray[Any]:
-    """The values, and behind them what nobody's are."""
+    """Return the values followed by padding."""
     return np.append(values, np.array(fill, values.dtype))
 
 

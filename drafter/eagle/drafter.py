@@ -1,8 +1,8 @@
 """EAGLE as a Drafter: catches up with the target's hidden states, then drafts chains or trees, batched over requests.
 
-Owns its network, its K/V and which positions it has seen. It starts a request from whatever hidden states the engine
-still keeps: one drafter-only pass, never a prefill of the target. Coupled drafts (docs/concepts/drafters.md) add
-the very noise of the target's draws, so an accurate drafter is accepted nearly as often as rejection sampling allows.
+Owns its network, its K/V and the record of positions seen. It starts a request from the hidden states that the engine
+still keeps: one drafter-only pass, never a prefill of the target. Coupled drafts (docs/concepts/drafters.md) use the
+same noise as the target's draws, so an accurate drafter is accepted nearly as often as rejection sampling allows.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,12 +29,12 @@ from models import ops
 from models.transformer import Projection, Transformer
 
 Int64Array = NDArray[np.int64]
-MAX_FED_ROWS = 64  # drafted rows of a request that the cache has room for
+MAX_FED_ROWS = 64  # drafted rows of a request for which the cache has room
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _DraftBatch:
-    """The requests of some work, for operations that take tensors of the CPU."""
+    """The requests of some work, for operations on CPU tensors."""
 
     index: Int64Array  # [R'], their places in the batch
     lengths: Int64Array
@@ -61,8 +61,8 @@ class _DraftBatch:
         )
 
 
-# Tokens and, of trees, parents [R', K]; how many of them are worth verifying [R']; the distributions of sampled chains
-# [R', K, V].
+# Tokens and, for trees, parents [R', K]; the number worth verifying [R']; the distributions of sampled chains [R', K,
+# V].
 _Found = tuple[Int64Array, Int64Array | None, Int64Array, Tensor | None]
 
 
@@ -75,9 +75,9 @@ class EagleDrafter(Drafter):
     """Drafts for `target`, whose embedding and head it uses in place.
 
     hidden_layers: layers of the target (from 0) whose outputs it needs in the rows of `BatchView.hidden`, before the
-    final state; none for EAGLE, three for EAGLE-3.
-    coupled: drafts follow the target's own noise; without it they follow the drafter's confidence, as in the paper.
-    sampled: chains are drawn from the drafter's distribution, which is returned (for rejection sampling).
+    final state. EAGLE needs none, EAGLE-3 three.
+    coupled: drafts use the target's own noise; otherwise they follow the drafter's confidence, as in the paper.
+    sampled: chains are drawn from the drafter's distribution, which is also returned (for rejection sampling).
     on_device: drafts are computed without the host in between (`DeviceDrafts`); by default on a GPU.
     max_tokens: of a sequence; default: the target's limit, or the cache's.
     tree_scale: s of the scores softmax((logits/T + G)/s), which rank a tree's nodes and end a chain.
@@ -118,7 +118,7 @@ class EagleDrafter(Drafter):
         self.model: Drafting = model.requires_grad_(False)
         self.hidden_layers = self.model.layers
         self.version, self.captured = 0, False
-        self._path_tokens = 1  # that its last step can have brought a request
+        self._path_tokens = 1  # most tokens that a request's last step can have added
         self._cache = EagleCache(
             self.model.block.config, slots, blocks, block_tokens, MAX_FED_ROWS, parameter.dtype, self._device
         )
@@ -148,8 +148,8 @@ class EagleDrafter(Drafter):
             self._on_device.plan(drafts, graph_capture, truncated)
 
     def update(self, version: int, tensors: Mapping[str, Tensor]) -> None:
-        """Other weights of the same network, in place, between two engine steps; what was cached with the old ones is
-        forgotten. Raises EagleWeightsError, before anything changed, if names or shapes are not the network's."""
+        """Load other weights of the same network in place, between two engine steps. Drops the cache of the old ones.
+        Raises EagleWeightsError, before anything changed, if names or shapes are not the network's."""
         own = self.model.state_dict()
         if {name: tensor.shape for name, tensor in own.items()} != {name: t.shape for name, t in tensors.items()}:
             raise EagleWeightsError(
@@ -172,14 +172,14 @@ class EagleDrafter(Drafter):
         self._cache.reset(slot)
 
     def new_target(self, version: int) -> None:
-        """Its K/V came from hidden states of the old target."""
+        """Drop its K/V, which came from hidden states of the old target."""
         self._cache.reset()
 
     def save(self, directory: str) -> None:
         save_eagle(self.model, f"{directory}/eagle")
 
     def load(self, directory: str) -> None:
-        """The weights come with the options or by `update`: an older copy must not replace them."""
+        """Do nothing: the weights come with the options or by `update`, and an older copy must not replace them."""
 
     def propose(self, batch: BatchView, strategy: Strategy) -> Drafts:
         """See `Drafter.propose`. Requests without kept states get no draft; no path is longer than MAX_FED_ROWS + 1."""
@@ -191,10 +191,10 @@ class EagleDrafter(Drafter):
         with torch.inference_mode():
             work = self._work(batch)
             if work is not None:
-                # More than its own last step can have brought a request.
+                # More tokens than its own last step can have added.
                 caught_up = int(work.rows.max()) > self._path_tokens
                 room = batch.room[work.index]
-                depth = min(strategy.depth, int(room.max()))  # no pass for what nobody may draft
+                depth = min(strategy.depth, int(room.max()))  # no pass whose tokens no request may draft
                 if self._on_device is None:
                     drawn, before, useful, soft = self._on_host(work, strategy, depth)
                     if soft is not None:
@@ -220,7 +220,8 @@ class EagleDrafter(Drafter):
     # Catching up.
 
     def _work(self, batch: BatchView) -> Work | None:
-        """The requests with kept states, and the positions that the target has computed since; None: there are none."""
+        """Return the requests with kept states, and the positions computed by the target since; None if
+        there are none."""
         cache, slots, lengths = self._cache, batch.slots, batch.lengths
         if batch.hidden is None or batch.kv is None:
             raise RuntimeError("the engine keeps no hidden states: an EAGLE drafter must be there from its start")
@@ -258,7 +259,7 @@ class EagleDrafter(Drafter):
         )
 
     def _caught_up(self, work: Work) -> Tensor:
-        """Feed those positions: the output of each request's last one, [R', H]."""
+        """Feed those positions. Returns the output of each request's last one, [R', H]."""
         context = self._cache.context(work.places, work.positions, work.slots, work.rows, work.places.committed)
         out = self._forward(work.tokens, self.model.features(work.kept.rows), context)
         if len(work.tokens) == len(work.index):
@@ -268,8 +269,8 @@ class EagleDrafter(Drafter):
     # Drafting.
 
     def _by_device(self, batch: BatchView, work: Work, strategy: Strategy, depth: int) -> tuple[*_Found, bool]:
-        """The same by passes that feed each other, distributions of all requests [R, depth, V], and whether a graph had
-        to be captured. Always in full depth: what a request has no room for is not verified."""
+        """Draft by passes that feed each other. Also returns distributions of all requests [R, depth, V], and whether a
+        graph had to be captured. Always to full depth: tokens without room are not verified."""
         drafts = self._on_device
         assert drafts is not None
         if depth <= 0:
@@ -285,7 +286,8 @@ class EagleDrafter(Drafter):
         return found.tokens, found.parents, useful, found.soft, found.captured
 
     def _chain(self, batch: _DraftBatch, hidden: Tensor, depth: int) -> _Found:
-        """Where chains are sampled all tokens are verified, as what is left out must not depend on what was drawn."""
+        """Draft a chain. All tokens of sampled chains are verified, since the choice must not depend on
+        what was drawn."""
         if self._sampled:
             drawn, soft = self._sampled_chain(batch, hidden, depth)
             return drawn, None, np.full(len(batch.index), depth), soft
@@ -315,8 +317,8 @@ class EagleDrafter(Drafter):
         return tokens_, None, self._sure(scores_), None
 
     def _sure(self, scores: NDArray[np.float32]) -> Int64Array:
-        """Log-probabilities [R', depth] -> leading tokens whose path is likely enough to be the target's own, [R']; at
-        least one. The noise is in the scores: what it decides clearly, a slightly different target draws too."""
+        """Turn log-probabilities [R', depth] into the number of leading tokens likely to be the target's own, [R'], at
+        least one. Scores include the noise: what it decides clearly, a slightly different target also draws."""
         likely = np.exp(scores.cumsum(axis=1)) >= self._min_probability
         counts: Int64Array = np.maximum(likely.sum(axis=1), 1)
         return counts
@@ -335,7 +337,7 @@ class EagleDrafter(Drafter):
         return np.stack(drawn, axis=1), torch.stack(soft, dim=1)
 
     def _advance(self, batch: _DraftBatch, tokens: Int64Array, hidden: Tensor, step: int) -> Tensor:
-        """The features behind the `step`-th drafted token of each request, [R', H]."""
+        """Return the features after the `step`-th drafted token of each request, [R', H]."""
         requests, ones = np.arange(len(batch.index)), np.ones(len(batch.index), np.int64)
         local = batch.places.committed + step
         position = np.minimum(batch.lengths - 1 + step, self._last_position)
@@ -345,8 +347,8 @@ class EagleDrafter(Drafter):
     def _tree(
         self, batch: _DraftBatch, hidden: Tensor, strategy: Strategy, depth: int
     ) -> tuple[Int64Array, Int64Array, Int64Array]:
-        """`best_nodes` of a tree of `depth` levels. Every level feeds all rows again, with the tree's mask: a
-        one-layer pass reads its weights once whatever the rows, and K/V need not follow the branches."""
+        """Return `best_nodes` of a tree of `depth` levels. Every level feeds all rows again, with the tree's mask. A
+        one-layer pass reads its weights once for any number of rows, and K/V need not follow the branches."""
         requests, k = len(batch.index), strategy.top_k
         tokens, scores = self._top(batch, hidden, k, batch.noise_positions)
         k = tokens.shape[1]
@@ -382,7 +384,7 @@ class EagleDrafter(Drafter):
     def _feed_tree(
         self, batch: _DraftBatch, tokens: Int64Array, hidden: Tensor, depths: Int64Array, mask: NDArray[np.bool_]
     ) -> Tensor:
-        """Rows [R', F] of the tree, each seeing its ancestors -> their outputs [R', F, H]."""
+        """Feed rows [R', F] of the tree, each attending to its ancestors. Returns their outputs [R', F, H]."""
         requests, fed = tokens.shape
         owner = np.repeat(np.arange(requests), fed)
         local = (batch.places.committed[:, None] + np.arange(fed)).reshape(-1)
@@ -400,7 +402,7 @@ class EagleDrafter(Drafter):
     def _top(
         self, batch: _DraftBatch, hidden: Tensor, k: int, noise_positions: Int64Array
     ) -> tuple[Int64Array, NDArray[np.float32]]:
-        """The k best next tokens of each row and their log-probabilities, [rows, k]."""
+        """Return the k best next tokens of each row and their log-probabilities, [rows, k]."""
         logits = draft_logits(self.model, self._target, self.model.readout(hidden))
         each = len(noise_positions) // len(batch.index)
         tokens, scores = ops.sample_topk(
@@ -415,7 +417,7 @@ class EagleDrafter(Drafter):
         )
         return tokens.cpu().numpy(), scores.cpu().numpy()
 
-    # Pieces.
+    # Helpers.
 
     def _forward(self, tokens: Int64Array, hidden: Tensor, context: EagleContext) -> Tensor:
         if self._fused is not None:
@@ -437,7 +439,8 @@ class EagleDrafter(Drafter):
         return self.model.advance(embedded, hidden, rotation, context)
 
     def _temperatures(self, batch: _DraftBatch) -> Tensor:
-        """Without coupling a chain is the most probable one: that is the draw at temperature 0."""
+        """Return the draw temperatures. Without coupling a chain is the most probable one: the draw at
+        temperature 0."""
         return batch.temperatures if self._coupled or self._sampled else torch.zeros_like(batch.temperatures)
 
     def _cutoff(self, logits: Tensor, batch: _DraftBatch, each: int) -> Tensor:
@@ -456,7 +459,7 @@ class EagleDrafter(Drafter):
 
 
 def _distribution(logits: Tensor, cutoff: Tensor, temperatures: Tensor) -> Tensor:
-    """What a sampled token was drawn from, float32 [R, V]; at temperature 0 all of it is on the best token."""
+    """Return the distribution of a sampled token, float32 [R, V]; at temperature 0 it is one-hot on the best token."""
     wide = logits.float()
     greedy = temperatures == 0
     scaled = (wide / torch.where(greedy, 1.0, temperatures)[:, None]).masked_fill(wide < cutoff[:, None], -torch.inf)

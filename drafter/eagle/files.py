@@ -1,6 +1,6 @@
-"""A drafter's directory: weights in safetensors, and a config.json that says what it is and which target it fits.
+"""A drafter's directory: weights in safetensors, and a config.json with its kind and its target's shape.
 
-Ours says `drafter: eagle` or `eagle3`. Other files are read as EAGLE-3 heads that others publish (`drafter.published`).
+Ours has `drafter: eagle` or `eagle3`. Other files are read as published EAGLE-3 heads (`drafter.published`).
 """
 
 import json
@@ -40,7 +40,7 @@ _KINDS: dict[str, Kind] = {"eagle": "eagle", "eagle3": "eagle3"}
 
 
 def save_eagle(model: Drafting, directory: str | Path) -> None:
-    """Write weights and the shape they need; a directory that exists keeps its other files."""
+    """Write the weights and their shape. Other files in an existing directory stay."""
     path = Path(directory)
     path.mkdir(parents=True, exist_ok=True)
     state = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
@@ -61,8 +61,8 @@ def load_eagle(
     device: torch.device | str,
     batch_invariant: bool,
 ) -> Drafting:
-    """The drafter in `directory` for a target of `config`: one of ours, or an EAGLE-3 head that others published.
-    Raises EagleWeightsError naming what does not fit."""
+    """Load the drafter in `directory` for a target of `config`: one of ours, or a published EAGLE-3 head. Raises
+    EagleWeightsError naming what does not fit."""
     path = Path(directory)
     try:
         found: dict[str, Any] = json.loads((path / CONFIG_FILE).read_text(encoding="utf-8"))
@@ -126,8 +126,8 @@ def eagle_at(
     device: torch.device | str,
     batch_invariant: bool,
 ) -> Drafting:
-    """What rollout.speculation.eagle.path means: a directory, or fresh weights of some kind: `random` (eagle),
-    `random:eagle3`, `random:eagle3:1,3,4` with the layers it reads. Raises EagleWeightsError."""
+    """Return the drafter of rollout.speculation.eagle.path: a directory, or fresh weights of some kind: `random`
+    (eagle), `random:eagle3`, `random:eagle3:1,3,4` with the layers it reads. Raises EagleWeightsError."""
     word, _, kind = path.partition(":")
     if word != FRESH_WEIGHTS:
         return load_eagle(path, config, dtype=dtype, device=device, batch_invariant=batch_invariant)
@@ -155,7 +155,7 @@ def _shape(config: ModelConfig) -> dict[str, Any]:
 
 
 def _head(model: Drafting) -> dict[str, Any]:
-    """What of a head is not the target's; nothing of those made here."""
+    """Return the part of a head's shape that differs from the target's; empty for heads made here."""
     if not isinstance(model, Eagle3Model) or model.shape == HeadShape.of(model.config):
         return {}
     block = asdict(replace(model.shape.block, source={}))

@@ -1,8 +1,8 @@
-"""Where the inputs and outputs of a draft lie: regions of one upload and of one download, at addresses that stay.
+"""The inputs and outputs of a draft: regions of one upload and of one download, at fixed addresses.
 
-Owns the buffers and their layout; fills them from numpy arrays; computes nothing. Frames that graphs were captured for
-share one buffer that never moves, others get one that grows. A frame's unused requests are padding: no rows, and
-places in the cache that nobody reads.
+Owns the buffers and their layout; fills them from numpy arrays; computes nothing. Frames with captured graphs share one
+buffer that never moves, others get one that grows. A frame's unused requests are padding: no rows, and cache slots that
+are never read.
 """
 
 from collections.abc import Iterable, Mapping
@@ -32,7 +32,7 @@ _DTYPES: dict[type[np.generic], torch.dtype] = {np.int64: torch.int64, np.int32:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How large a frame is: of how many requests, rows to catch up, and the draft behind them (None: none)."""
+    """The size of a frame: number of requests, rows to catch up, and the draft after them (None: no draft)."""
 
     requests: int
     rows: int
@@ -77,8 +77,8 @@ class Frame:
     """One size's regions. `tensors` are on the device, valid until the next upload; `begin`, fill, `send`."""
 
     def __init__(self, size: Size, upload: Upload, columns: int, draft_bytes: int) -> None:
-        """columns: of the block tables, which come last and column by column: only those that are used are sent.
-        draft_bytes: kept for the draft, so that the tables lie where they lie for others."""
+        """columns: of the block tables, which come last and column by column, so that only used ones are sent.
+        draft_bytes: space for the draft, so that the tables have the same address in all frames."""
         self.size, self._upload = size, upload
         places: dict[str, tuple[int, type[np.generic], tuple[int, ...]]] = {}
         start = 0
@@ -94,15 +94,15 @@ class Frame:
         self._draft: dict[int, dict[str, Tensor]] = {}
 
     def begin(self) -> Mapping[str, NDArray[np.generic]]:
-        """The regions, to be written whole; tables [columns, requests] as far as they are used."""
+        """Return the regions, which must be written completely; tables [columns, requests] as far as they are used."""
         return self._hosts[self._upload.begin()]
 
     def send(self, columns: int) -> None:
-        """Copy them, and so many columns of the tables."""
+        """Copy the regions, and `columns` columns of the tables."""
         self._upload.send(self._tables + columns * self.size.requests * 4)
 
     def draft(self, level: int) -> dict[str, Tensor]:
-        """What the draws of a level take, and the pass before them."""
+        """Return the inputs of a level's draws, and of the pass before them."""
         if level not in self._draft:
             shape, tensors = self.size.shape, self.tensors
             assert shape is not None
@@ -138,8 +138,8 @@ class Frames:
         self._spare: Upload | None = None
 
     def plan(self, sizes: Iterable[Size]) -> None:
-        """These sizes in one buffer that stays; equal requests and rows share the addresses of what they catch up with.
-        Frames planned before are gone."""
+        """Place these sizes in one fixed buffer. Equal requests and rows share the addresses of the catch-up. Earlier
+        planned frames become invalid."""
         sizes = list(sizes)
         draft_bytes: dict[tuple[int, int], int] = {}
         for size in sizes:
@@ -155,7 +155,7 @@ class Frames:
         return self._planned.get(size)
 
     def of(self, size: Size) -> Frame:
-        """A planned frame, or one that lasts until larger ones are asked for."""
+        """Return a planned frame, or one that is valid until a larger one is requested."""
         frame = self._planned.get(size) or self._others.get(size)
         if frame is None:
             own = _bytes(_draft(size.shape))
@@ -179,7 +179,7 @@ def _upload(size_bytes: int, device: torch.device) -> Upload:
 
 
 def _three(words: Tensor, requests: int, nodes: int) -> tuple[Tensor, Tensor, Tensor]:
-    """int64, int64 and float32 [requests, nodes] in int32 words."""
+    """View int32 words as int64, int64 and float32 [requests, nodes]."""
     size, count = (requests, nodes), requests * nodes
     return (
         words[: 2 * count].view(torch.int64).view(size),
@@ -189,9 +189,8 @@ def _three(words: Tensor, requests: int, nodes: int) -> tuple[Tensor, Tensor, Te
 
 
 class Outputs:
-    """Where drafts of any of `shapes` leave what they found: int64 tokens and parents and float32 scores, which the
-    host reads; of chains, float32 distributions over `vocab` tokens (0: none), and of trees all their nodes, which stay
-    on the device."""
+    """Output buffers for drafts of any of `shapes`. The host reads int64 tokens and parents and float32 scores. Float32
+    distributions of chains over `vocab` tokens (0: none), and all nodes of trees, stay on the device."""
 
     def __init__(self, shapes: set[DraftShape], vocab: int, device: torch.device) -> None:
         self._nodes = max((shape.requests * shape.nodes for shape in shapes), default=0)
@@ -204,26 +203,26 @@ class Outputs:
         self._download = Download(5 * self._nodes, device)
 
     def hold(self, shape: DraftShape) -> bool:
-        """Whether there is room for drafts of that shape."""
+        """Whether the buffers have room for drafts of that shape."""
         soft = shape.requests * shape.levels * self._vocab if shape.k == 1 else 0
         grown = 5 * shape.requests * shape.all_candidates if shape.k > 1 else 0
         return shape.requests * shape.nodes <= self._nodes and soft <= len(self._soft) and grown <= len(self._grown)
 
     def of(self, shape: DraftShape) -> tuple[Tensor, Tensor, Tensor]:
-        """Tokens, parents and scores of that shape, [requests, nodes], on the device."""
+        """Return tokens, parents and scores of that shape, [requests, nodes], on the device."""
         return _three(self._words, shape.requests, shape.nodes)
 
     def nodes(self, shape: DraftShape) -> tuple[Tensor, Tensor, Tensor]:
-        """The same of all nodes that the tree had, [requests, candidates]."""
+        """Return the same for all nodes that the tree had, [requests, candidates]."""
         return _three(self._grown, shape.requests, shape.all_candidates)
 
     def soft(self, shape: DraftShape) -> Tensor:
-        """The distributions of that shape, [levels, requests, V]."""
+        """Return the distributions of that shape, [levels, requests, V]."""
         count = shape.levels * shape.requests * self._vocab
         return self._soft[:count].view(shape.levels, shape.requests, self._vocab)
 
     def fetch(self, shape: DraftShape) -> tuple[Int64Array, Int64Array, NDArray[np.float32]]:
-        """What `of` gives, on the host, by one copy and one wait; valid until the next call."""
+        """Return the values of `of` on the host, by one copy and one wait; valid until the next call."""
         size = shape.requests, shape.nodes
         count = shape.requests * shape.nodes
         words = self._download.fetch(self._words[: 5 * count])

@@ -1,10 +1,9 @@
-"""The drafters' networks: a fusing projection and one decoder block of the target's kind. Owns their weights.
+"""The drafters' networks: a fusing projection and one decoder block like the target's. Owns their weights.
 
-At position t the input is (embedding of token t+1, what the target computed at t); the output predicts token t+2
-through the target's own LM head, and takes the place of the next position's input when drafting goes on from it.
-The embedding is the target's and never trained, and so is the head; only an EAGLE-3 head as others publish it
-(`HeadShape`) may have an LM head of its own, which is trained with it. The names and shapes of the parameters follow
-what vLLM loads as methods `eagle` and `eagle3`.
+At position t the input is (embedding of token t+1, the target's output at t). The output predicts token t+2 through the
+target's own LM head, and serves as the next position's input when drafting continues. Embedding and head are the
+target's and never trained. Only a published EAGLE-3 head (`HeadShape`) may have its own LM head, which is trained with
+it. Names and shapes of the parameters follow vLLM's methods `eagle` and `eagle3`.
 """
 
 from dataclasses import replace
@@ -24,39 +23,39 @@ Layers = tuple[int, int, int] | tuple[()]
 
 
 class DrafterNetwork(Protocol):
-    """What drafting and training need of a network; both are `nn.Module`s."""
+    """The interface of a network for drafting and training; both networks are `nn.Module`s."""
 
     config: ModelConfig  # the target's
     kind: Kind
-    layers: Layers  # target layers (from 0) whose outputs it reads, beside or instead of the final state
+    layers: Layers  # target layers (from 0) whose outputs it reads, with or instead of the final state
     rope: RopeTable | None  # its own; None: the target's
     lm_head: Projection | None  # its own [draft vocabulary, H]; None: the target's
-    ids: Tensor | None  # int64 [draft vocabulary], the token of each row of `lm_head`; None: row and token are the same
+    ids: Tensor | None  # int64 [draft vocabulary], the token of each row of `lm_head`; None: row i is token i
 
     def features(self, rows: Tensor) -> Tensor:
-        """What the target computed, [T, width] as in `contracts.records` -> first inputs [T, H]."""
+        """Target outputs [T, width] as in `contracts.records` -> first inputs [T, H]."""
 
     def advance(self, embedded: Tensor, features: Tensor, rotation: Rotation, context: AttentionContext) -> Tensor:
-        """Embeddings of tokens t+1 and features of t, both [T, H] -> features of t+1, as drafted, [T, H]."""
+        """Embeddings of tokens t+1 and features of t, both [T, H] -> drafted features of t+1, [T, H]."""
 
     @property
     def input_norms(self) -> tuple[Tensor, Tensor] | None:
-        """What norms embeddings and features, if anything does, before they are joined to [T, 2H]."""
+        """The norms of embeddings and features, if any, before they are joined to [T, 2H]."""
 
     def enter(self, joined: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
-        """The part of `advance` before attention: queries, keys and values before norm and RoPE [T, (Hq + 2 Hkv) D],
-        and the residual stream [T, H]."""
+        """Compute the part of `advance` before attention: queries, keys and values before norm and RoPE [T, (Hq + 2
+        Hkv) D], and the residual stream [T, H]."""
 
     def readout(self, features: Tensor) -> Tensor:
-        """Output of `advance` [T, H] -> what the target's LM head takes, [T, H]."""
+        """Output of `advance` [T, H] -> input of the target's LM head, [T, H]."""
 
     def leave(self, out: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """The end of `advance` and `readout`: the MLP's output and the residual stream, both [T, H] -> features, and
-        what the head takes."""
+        """Compute the end of `advance` and `readout`: the MLP's output and the residual stream, both [T, H] ->
+        features, and the head's input."""
 
 
 class EagleBlock(Block):
-    """A decoder block that takes the residual stream as it comes."""
+    """A decoder block without an input norm: it takes the residual stream unchanged."""
 
     def __init__(self, config: ModelConfig, qk_norm: bool, *, invariant: bool, dtype: torch.dtype, device: str) -> None:
         super().__init__(config, 0, invariant=invariant, dtype=dtype, device=device)
@@ -71,11 +70,11 @@ class EagleBlock(Block):
 
 
 class EagleModel(nn.Module):
-    """EAGLE, HASS and OSD: reads h_t after the target's final norm, and what it puts out stands for h_{t+1}.
+    """EAGLE, HASS and OSD: reads h_t after the target's final norm; its output approximates h_{t+1}.
 
-    As in the original, the block has no input norm and nothing norms its output. Without `qk_norm` its queries and keys
-    are not normed, whatever the target does: vLLM's `eagle` block has no such norms. Parameters are uninitialised: use
-    `init_eagle` or `load_eagle`.
+    As in the original, the block has no input norm, and its output is not normed. Without `qk_norm` its queries and
+    keys are not normed, whatever the target does, since vLLM's `eagle` block has no such norms. Parameters are
+    uninitialised: use `init_eagle` or `load_eagle`.
     """
 
     kind: Kind = "eagle"
@@ -100,7 +99,7 @@ class EagleModel(nn.Module):
         self.block = EagleBlock(config, qk_norm, invariant=batch_invariant, dtype=dtype, device=place)
 
     def features(self, rows: Tensor) -> Tensor:
-        """The final states, which come last in every row."""
+        """Return the final states, the last part of every row."""
         return rows[:, rows.shape[1] - self.config.hidden_size :]
 
     def advance(self, embedded: Tensor, features: Tensor, rotation: Rotation, context: AttentionContext) -> Tensor:
@@ -120,7 +119,7 @@ class EagleModel(nn.Module):
         return self.block.project(fused), fused
 
     def readout(self, features: Tensor) -> Tensor:
-        """They are the states."""
+        """Return them unchanged: they are the states."""
         return features
 
     def leave(self, out: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
@@ -130,8 +129,8 @@ class EagleModel(nn.Module):
 
 
 class Eagle3Block(Block):
-    """Attends from [normed embedding | normed feature] and adds to the feature, as vLLM's `eagle3` layers do; with
-    `normed_residual` to the normed one."""
+    """Attends from [normed embedding | normed feature] and adds to the feature, like vLLM's `eagle3` layers; with
+    `normed_residual`, to the normed feature."""
 
     def __init__(
         self, config: ModelConfig, normed_residual: bool, *, invariant: bool, dtype: torch.dtype, device: str
@@ -150,9 +149,9 @@ class Eagle3Block(Block):
 
 
 class Eagle3Model(nn.Module):
-    """EAGLE-3: fuses the residual stream behind three layers of the target; a final norm of its own before the head.
+    """EAGLE-3: fuses the residual stream after three layers of the target, with its own final norm before the head.
 
-    Parameters are uninitialised, as in EagleModel; with an LM head of its own `ids` is None until `set_ids`.
+    Parameters are uninitialised, as in EagleModel. With its own LM head, `ids` is None until `set_ids`.
     """
 
     kind: Kind = "eagle3"
@@ -193,14 +192,14 @@ class Eagle3Model(nn.Module):
         self.lm_head = (
             None if rows is None else Projection(hidden, rows, False, batch_invariant, dtype=dtype, device=place)
         )
-        self.register_buffer("ids", None, persistent=False)  # not trained: no update brings it
+        self.register_buffer("ids", None, persistent=False)  # not trained, so updates do not include it
 
     def set_ids(self, ids: Tensor | None) -> None:
         """int64 [draft vocabulary]: see DrafterNetwork."""
         self.ids = None if ids is None else ids.to(self.fuse.weight.device)
 
     def features(self, rows: Tensor) -> Tensor:
-        """The three recorded outputs, which come first in every row, as one."""
+        """Return the three recorded outputs, the first part of every row, fused."""
         width = 3 * self.config.hidden_size
         if rows.shape[1] < width:
             raise ValueError(
@@ -252,8 +251,8 @@ Drafting = EagleModel | Eagle3Model
 
 
 def draft_logits(model: Drafting, target: Transformer, states: Tensor) -> Tensor:
-    """What `readout` gives [T, H] -> logits of the target's tokens [T, V]: through the drafter's own LM head where it
-    has one, with -inf for the tokens that it cannot draft."""
+    """Outputs of `readout` [T, H] -> logits of the target's tokens [T, V], through the drafter's own LM head if it has
+    one, with -inf for tokens that it cannot draft."""
     if model.lm_head is None:
         return target.logits(states)
     logits = ops.head(states, model.lm_head.weight, invariant=target.batch_invariant)
@@ -266,8 +265,8 @@ def draft_logits(model: Drafting, target: Transformer, states: Tensor) -> Tensor
 def fused_layers(num_layers: int, given: tuple[int, int, int] | None = None) -> tuple[int, int, int]:
     """The three layers whose outputs EAGLE-3 fuses: those given, or the usual low, middle and high ones.
 
-    Layer l's output is what vLLM calls id l + 1. As there, (2, L // 2, L - 3) in its ids where these are three; else
-    spread over a shallow target. Fewer than three layers are used twice.
+    Layer l's output is vLLM's id l + 1. As there, (2, L // 2, L - 3) in its ids if these are three layers; otherwise
+    they are spread over a shallow target. A target with fewer than three layers uses some twice.
     """
     if given is not None:
         return given
@@ -288,8 +287,8 @@ def empty_eagle(
     qk_norm: bool = False,
     shape: HeadShape | None = None,
 ) -> Drafting:
-    """The network for a target of `config`, uninitialised. `layers` and `shape` only count for eagle3, `qk_norm` only
-    for eagle (an eagle3 block is normed as its shape says, by default as the target's). Raises ValueError."""
+    """Return the uninitialised network for a target of `config`. `layers` and `shape` only apply to eagle3, `qk_norm`
+    only to eagle (an eagle3 block is normed as its shape says, by default like the target's). Raises ValueError."""
     if kind == "eagle":
         return EagleModel(config, dtype=dtype, device=device, batch_invariant=batch_invariant, qk_norm=qk_norm)
     fused = fused_layers(config.num_layers, layers)
@@ -306,8 +305,8 @@ def init_eagle(
     device: torch.device | str,
     batch_invariant: bool,
 ) -> Drafting:
-    """Fresh weights, the same on every device. The fusion starts as the mean of its inputs and the block's outputs near
-    zero, so that an untrained drafter says something finite and training starts from the identity."""
+    """Return fresh weights, the same on every device. The fusion starts as the mean of its inputs and the block's
+    outputs near zero. So an untrained drafter is finite, and training starts from the identity."""
     model = empty_eagle(kind, config, layers, dtype=dtype, device=device, batch_invariant=batch_invariant)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -326,7 +325,7 @@ def init_eagle(
 
 
 def copy_of(model: Drafting, *, dtype: torch.dtype, device: torch.device | str, batch_invariant: bool) -> Drafting:
-    """The same network with the same weights, converted."""
+    """Return the same network with converted copies of its weights."""
     new = empty_eagle(
         model.kind,
         model.config,

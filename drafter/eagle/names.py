@@ -1,6 +1,6 @@
-"""The tensors of EAGLE-3 heads as others name them, read and written. Owns names, shapes and vocabulary tables.
+"""The tensors of EAGLE-3 heads under others' names, read and written. Owns names, shapes and vocabulary tables.
 
-Names are those without prefix; the decoder layer is `midlayer.` (SpecForge, the EAGLE authors, vLLM) or `layers.0.`
+Names are those without prefix. The decoder layer is `midlayer.` (SpecForge, the EAGLE authors, vLLM) or `layers.0.`
 (speculators, and EAGLE-1 heads).
 """
 
@@ -19,12 +19,12 @@ from models.layout import Slice, hf_layout
 TORCH_FILE = "pytorch_model.bin"  # the EAGLE authors'
 LAYER, SPECULATORS_LAYER = "midlayer.", "layers.0."
 D2T, T2D = "d2t", "t2d"
-# The target's own, which some files repeat, and what is computed.
+# Tensors of the target that some files repeat, and computed ones.
 _IGNORED = ("embed_tokens.weight", "verifier_lm_head.weight", "verifier_norm.weight", "rotary_emb.inv_freq")
 
 
 def block_layout(config: ModelConfig) -> Iterator[Slice]:
-    """The tensors of a decoder layer as Hugging Face names them below the layer, and where they are in `block`."""
+    """Yield a decoder layer's tensors by their Hugging Face names below the layer, with their place in `block`."""
     for piece in hf_layout(replace(config, num_layers=1)):
         if piece.parameter.startswith("blocks.0."):
             name = piece.hf_name.removeprefix("model.layers.0.")
@@ -32,7 +32,7 @@ def block_layout(config: ModelConfig) -> Iterator[Slice]:
 
 
 def head_layout(shape: HeadShape, layer: str = LAYER) -> Iterator[Slice]:
-    """Every trained tensor of an EAGLE-3 head, and where it is in `Eagle3Model`."""
+    """Yield every trained tensor of an EAGLE-3 head, with its place in `Eagle3Model`."""
     yield Slice("fc.weight", "fuse.weight")
     if shape.norm_before_fc:
         yield Slice("input_norm.weight", "fuse_norm.weight")
@@ -48,8 +48,8 @@ def head_layout(shape: HeadShape, layer: str = LAYER) -> Iterator[Slice]:
 
 
 def offsets(ids: Tensor | None, rows: int, vocab: int) -> dict[str, Tensor]:
-    """`d2t`, by which a row of the head is off its token, and `t2d`, the tokens that can be drafted; none where every
-    token can."""
+    """Return `d2t`, the offset from a head row to its token, and `t2d`, which tokens can be drafted; empty
+    if all can."""
     if ids is None:
         return {}
     can = torch.zeros(vocab, dtype=torch.bool)
@@ -60,10 +60,10 @@ def offsets(ids: Tensor | None, rows: int, vocab: int) -> dict[str, Tensor]:
 def read_head(
     directory: Path, shape: HeadShape, like: Mapping[str, Tensor], vocab: int
 ) -> tuple[dict[str, Tensor], Tensor | None]:
-    """The tensors in `directory` under the names and with the shapes of `like`, a network's state, and its `ids`.
+    """Read the tensors in `directory` under the names and with the shapes of `like`, a network's state, and its `ids`.
 
-    Raises EagleWeightsError naming file and tensor: one is missing, of another shape, unknown, not finite, or a table
-    is out of range."""
+    Raises EagleWeightsError naming file and tensor if one is missing, has another shape, is unknown or not finite, or
+    if a table is out of range."""
     file, given = open_tensors(directory)
     names = {name.removeprefix("model.").replace(LAYER, SPECULATORS_LAYER): name for name in given}
     layout = list(head_layout(shape, SPECULATORS_LAYER))
@@ -78,7 +78,7 @@ def read_head(
 
 
 def open_tensors(directory: Path) -> tuple[Path, Mapping[str, Tensor]]:
-    """The file that a message names, and its tensors by name. Raises EagleWeightsError."""
+    """Return the file for messages, and its tensors by name. Raises EagleWeightsError."""
     try:
         if (directory / TORCH_FILE).is_file() and not any(directory.glob("*.safetensors")):
             file = directory / TORCH_FILE
@@ -88,7 +88,7 @@ def open_tensors(directory: Path) -> tuple[Path, Mapping[str, Tensor]]:
         raise EagleWeightsError(f"{directory} cannot be read by this user ({error}): check the permissions") from error
     except WeightsMismatchError as error:
         raise EagleWeightsError(f"{error}: the checkpoint is not whole") from error
-    except Exception as error:  # torch.load raises what it likes
+    except Exception as error:  # torch.load may raise anything
         raise EagleWeightsError(f"{directory / TORCH_FILE} cannot be read: {error}") from error
 
 
@@ -115,7 +115,8 @@ def _require(
 
 
 def _ids(file: Path, tables: Mapping[str, Tensor], shape: HeadShape, vocab: int) -> Tensor | None:
-    """d2t gives offsets: row i of the head is token i + d2t[i] (speculators, SpecForge, the EAGLE authors)."""
+    """Return the token of each head row. d2t holds offsets: row i is token i + d2t[i] (speculators, SpecForge, the
+    EAGLE authors)."""
     rows = shape.draft_vocab or vocab
     table = tables.get(D2T)
     if table is None:

@@ -1,8 +1,8 @@
 """The arithmetic of drafts on a device: passes of the drafter, draws, and trees between them, without the host.
 
-Every shape follows from the draft's, every address stays (frames, outputs, the cache, and what catching up leaves in
-`Passes.caught`), so the same calls run eagerly or in the capture of a graph. Computes what `EagleDrafter` does on the
-CPU, to rounding; owns no graph and fills no frame.
+Every shape follows from the draft's, and every address is fixed (frames, outputs, the cache, and `Passes.caught`, the
+result of catching up). So the same calls run eagerly or in the capture of a graph. Computes what `EagleDrafter` does on
+the CPU, to rounding; owns no graph and fills no frame.
 """
 
 import torch
@@ -20,10 +20,10 @@ Rows = dict[str, Tensor]
 
 
 class Passes:
-    """Of `model` for `target` through `cache`.
+    """Passes of `model` for `target` through `cache`.
 
-    max_context: tokens of a request at most; most_draws: rows that are drawn from at once. noise: draws have the
-    target's noise; sampled, scale: see `EagleDrafter`.
+    max_context: most tokens of a request. most_draws: most rows drawn from at once. noise: draws have the target's
+    noise; sampled, scale: see `EagleDrafter`.
     """
 
     def __init__(
@@ -41,19 +41,19 @@ class Passes:
         self._model, self._target, self._cache, self._max_context = model, target, cache, max_context
         self.noise, self.sampled, self._scale = noise, sampled, scale
         device = cache.keys.device
-        # By slot of a batch: features of the last known position, and what the head takes of them.
+        # By slot of a batch: features of the last known position, and the head's input for them.
         features = self.features(cache.slots)
         self.caught = features, features if isinstance(model, EagleModel) else self.features(cache.slots)
         self._no_cutoff = torch.full((most_draws,), -torch.inf, device=device)
         self._angles = (model.rope or target.rope).table(device)  # made once, outside of any capture
 
     def features(self, rows: int, layers: int = 1) -> Tensor:
-        """Room for what the target computed at `rows` positions, of so many layers: zeros [rows, layers * H]."""
+        """Return buffers for the target's outputs of `layers` layers at `rows` positions: zeros [rows, layers * H]."""
         weight = self._target.embed_tokens.weight
         return torch.zeros(rows, layers * weight.shape[1], dtype=weight.dtype, device=weight.device)
 
     def catch_up(self, frame: Frame, rows: Tensor) -> None:
-        """Feed what the target computed, rows [T, width], and keep what stands at the last row of each request."""
+        """Feed the target's outputs, rows [T, width], and keep the result of each request's last row."""
         tensors, size = frame.tensors, frame.size
         features = self._model.features(rows[: size.rows])
         found = self._pass(tensors["tokens"], features, tensors, tensors["tables"], size.rows)
@@ -61,8 +61,8 @@ class Passes:
             torch.index_select(out, 0, tensors["last"], out=place[: size.requests])
 
     def draft(self, frame: Frame, plain: bool, outputs: Outputs) -> None:
-        """The draft of the frame's shape, behind what was caught up with. plain: nothing is truncated, and where chains
-        are sampled no temperature is 0."""
+        """Draft the frame's shape from the caught-up state. plain: nothing is truncated, and no temperature of sampled
+        chains is 0."""
         shape = frame.size.shape
         assert shape is not None
         if shape.k > 1:
@@ -73,8 +73,8 @@ class Passes:
     def _pass(
         self, tokens: Tensor, features: Tensor, rows: Rows, tables: Tensor, most: int, mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Rows [T], at most `most` of a request -> features behind them, and what the head takes of them, [T, H]. Their
-        K/V are written."""
+        """Run rows [T], at most `most` per request. Returns features after them, and the head's input, [T, H]. Writes
+        their K/V."""
         model, cache, block = self._model, self._cache, self._model.block
         config, norms = block.config, model.input_norms or (None, None)
         embedding = self._target.embed_tokens.weight
@@ -153,14 +153,14 @@ class Passes:
         draft_operators.tree_best(*drawn, newest, paths, first, *nodes, *outputs.of(shape))
 
     def _logits(self, states: Tensor, rows: Rows, plain: bool) -> tuple[Tensor, Tensor]:
-        """Logits [n, V], and the smallest that may be drawn, [n]."""
+        """Return logits [n, V], and the smallest logit that may be drawn, [n]."""
         logits = draft_logits(self._model, self._target, states)
         if plain:
             return logits, self._no_cutoff[: len(states)]
         return logits, ops.cutoff(logits, rows["temperature"], rows["top_k"], rows["top_p"])
 
     def _top(self, logits: Tensor, cutoff: Tensor, rows: Rows, k: int) -> tuple[Tensor, Tensor]:
-        """The k best next tokens of each row and their log-probabilities, [n, k]."""
+        """Return the k best next tokens of each row and their log-probabilities, [n, k]."""
         return ops.sample_topk(
             logits,
             cutoff,
@@ -174,7 +174,8 @@ class Passes:
 
 
 def _distribution(logits: Tensor, cutoff: Tensor, rows: Rows, tokens: Tensor, plain: bool, out: Tensor) -> None:
-    """What `tokens` [n] were drawn from, float32 [n, V], into `out`; at temperature 0 all of it is on the token."""
+    """Write the distribution that `tokens` [n] were drawn from, float32 [n, V], to `out`; at temperature 0 it is
+    one-hot."""
     scaled = logits.float() / rows["divisor"][:, None]
     if not plain:
         scaled = scaled.masked_fill(logits < cutoff[:, None], -torch.inf)

@@ -1,6 +1,6 @@
-"""What a draft on a device looks like before its first number is known: levels, rows per level, where each row belongs.
+"""The shape of a draft on a device, independent of its values: levels, rows per level, the request of each row.
 
-Pure numpy; owns no memory. One shape is one captured graph: every array of it has a size that no request changes.
+Pure numpy; owns no memory. One shape is one captured graph: the size of each array is the same for all requests.
 """
 
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ BoolArray = NDArray[np.bool_]
 @dataclass(frozen=True, slots=True)
 class DraftShape:
     """A draft of `levels` draws for up to `requests` requests: a chain (k = 1), or a tree in which k nodes of each
-    level are expanded. Level 0 draws from what catching up left; every further level is a pass of the drafter."""
+    level are expanded. Level 0 draws from the caught-up state; every further level is a pass of the drafter."""
 
     requests: int
     levels: int
@@ -27,7 +27,7 @@ class DraftShape:
 
     @classmethod
     def of(cls, strategy: Strategy, requests: int, vocab: int, most_fed: int) -> "DraftShape":
-        """most_fed: drafted rows of a request that the cache has room for."""
+        """most_fed: drafted rows of a request for which the cache has room."""
         if not strategy.is_tree:
             levels = min(strategy.depth, most_fed + 1)  # the last token is not fed
             return cls(requests, levels, 1, levels)
@@ -36,7 +36,7 @@ class DraftShape:
         return replace(tree, nodes=min(strategy.tokens_to_verify, tree.all_candidates))
 
     def candidates(self, level: int) -> int:
-        """Nodes of a tree that a level brings, per request."""
+        """Return the tree nodes that a level adds, per request."""
         return self.k if level == 0 else self.k * self.k
 
     @property
@@ -44,16 +44,17 @@ class DraftShape:
         return sum(self.candidates(level) for level in range(self.levels))
 
     def fed(self, level: int) -> int:
-        """Rows per request of the pass before the draws of `level` >= 1. A tree feeds all of its rows again."""
+        """Return the rows per request of the pass before the draws of `level` >= 1. A tree feeds all of its
+        rows again."""
         return 1 if self.k == 1 else level * self.k
 
     def rows(self, level: int) -> slice:
-        """Where the rows of that pass lie, of those of all levels."""
+        """Return the slice of that pass's rows, within those of all levels."""
         before = sum(self.fed(each) for each in range(1, level))
         return slice(self.requests * before, self.requests * (before + self.fed(level)))
 
     def draws(self, level: int) -> slice:
-        """Where the draws of a level lie, of those of all levels."""
+        """Return the slice of a level's draws, within those of all levels."""
         if level == 0:
             return slice(0, self.requests)
         start = self.requests * (1 + (level - 1) * self.k)
@@ -70,21 +71,21 @@ class DraftShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Belonging:
-    """Which request each row and draw of a shape belongs to; `present` stands for none of them."""
+    """The request of each row and draw of a shape; `present` stands for none."""
 
     row_request: Int64Array  # [all_rows]
     row_real: BoolArray
-    row_place: Int64Array  # how many places behind the first drafted row's its K/V lie
-    row_depth: Int64Array  # of its token in the draft, from 1; 0 where there is none
+    row_place: Int64Array  # distance of its K/V's place from the first drafted row's
+    row_depth: Int64Array  # depth of its token in the draft, from 1; 0 without one
     draw_request: Int64Array  # [all_draws]
     draw_level: Int64Array
     level_offsets: NDArray[np.int32]  # [levels - 1, requests + 1], rows of each request in each pass
-    level_ends: NDArray[np.int32]  # [levels - 1, 1], how many places each pass has filled
+    level_ends: NDArray[np.int32]  # [levels - 1, 1], places filled by each pass
 
 
 @lru_cache(maxsize=4096)
 def belonging(shape: DraftShape, present: int) -> Belonging:
-    """For `present` of the shape's requests: rows of a pass are packed, and padding lies behind them."""
+    """Return it for `present` of the shape's requests. Rows of a pass are packed, with padding after them."""
     requests, k = shape.requests, shape.k
     row_request, row_place, row_depth, offsets, ends = [], [], [], [], []
     for level in range(1, shape.levels):

@@ -1,6 +1,6 @@
-"""Trees of candidates as arrays over R requests: growth by best-first levels, and the best nodes of all.
+"""Trees of candidates as arrays over R requests: growth by best-first levels, and selection of the best nodes.
 
-Scores are log-probabilities of whole paths, so a node never beats its parent, and the best nodes form a tree (TLT 5.1,
+Scores are log-probabilities of whole paths. So a node never beats its parent, and the best nodes form a tree (TLT 5.1,
 Figure 9; EAGLE-2). Pure array functions.
 """
 
@@ -15,7 +15,7 @@ Float32Array = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class TreeNodes:
-    """N candidates per request, every node behind its parent."""
+    """N candidates per request, every node after its parent."""
 
     tokens: Int64Array  # [R, N]
     parents: Int64Array  # [R, N], -1: the root
@@ -31,32 +31,33 @@ class TreeNodes:
 
 @dataclass(frozen=True, slots=True)
 class Frontier:
-    """The k nodes per request that are expanded next."""
+    """The k nodes per request to expand next."""
 
     nodes: Int64Array  # [R, k], indices into Nodes
-    parent_rows: Int64Array  # [R, k], the row among those fed before that their parent was; -1: none
+    parent_rows: Int64Array  # [R, k], row of their parent among those fed before; -1: none
 
 
 def best_of_level(nodes: TreeNodes, first: int, k: int, fed_rows: int) -> Frontier:
-    """The k best nodes among those from index `first` on, which are the children, k each, of the last k rows fed."""
+    """Return the k best nodes from index `first` on, the children (k each) of the last k rows fed."""
     count = min(k, nodes.scores.shape[1] - first)
     order = np.argsort(-nodes.scores[:, first:], axis=1, kind="stable")[:, :count]
     return Frontier(order + first, fed_rows - k + order // k if fed_rows else np.full_like(order, -1))
 
 
 def best_nodes(nodes: TreeNodes, count: int) -> tuple[Int64Array, Int64Array, Int64Array]:
-    """The best `count` nodes of each request, most probable first: tokens, parents [R, count] and how many [R]."""
+    """Return the best `count` nodes of each request, most probable first: tokens, parents [R, count] and their number
+    [R]."""
     requests, total = nodes.scores.shape
     order = np.argsort(-nodes.scores, axis=1, kind="stable")[:, :count]
     rows = np.arange(requests)[:, None]
-    place = np.full((requests, total + 1), -1, np.int64)  # the last column is the root's
+    place = np.full((requests, total + 1), -1, np.int64)  # the last column is for the root
     place[rows, order] = np.arange(order.shape[1])
     parents = place[rows, nodes.parents[rows, order]]
     return nodes.tokens[rows, order], parents, np.isfinite(nodes.scores[rows, order]).sum(axis=1)
 
 
 def grown_mask(mask: NDArray[np.bool_], parent_rows: Int64Array) -> NDArray[np.bool_]:
-    """Which rows each row sees, [R, F, F] -> [R, F + k, F + k], after k rows whose parents are parent_rows [R, k]."""
+    """Extend the attention mask, [R, F, F] -> [R, F + k, F + k], by k rows whose parents are parent_rows [R, k]."""
     requests, fed, _ = mask.shape
     count = parent_rows.shape[1]
     grown = np.zeros((requests, fed + count, fed + count), np.bool_)

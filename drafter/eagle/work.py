@@ -1,4 +1,4 @@
-"""What one call of `propose` has to do, as arrays on the host: which requests, what they catch up with, how they draw.
+"""The work of one `propose` call as arrays on the host: requests, positions to catch up with, sampling.
 
 Plain data, before anything is on a device.
 """
@@ -16,14 +16,14 @@ Int64Array = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """The requests that can be drafted for, R' of R, and their T rows to catch up with, packed."""
+    """The R' of R requests that can draft, and their T rows to catch up with, packed."""
 
     index: Int64Array  # [R'], their places in the batch
     lengths: Int64Array
     places: CachePlaces
     rows: Int64Array  # [R'] >= 1
     kept: HiddenRows  # of those rows
-    tokens: Int64Array  # [T], behind each of them
+    tokens: Int64Array  # [T], the token after each of them
     positions: Int64Array  # [T]
     slots: Int64Array  # [T], of the cache
     keys: Int64Array  # [R']

@@ -1,4 +1,4 @@
-"""The history-based drafter: an index per problem over what its recent rollouts, and the request itself, have said."""
+"""The history-based drafter: an index per problem over its recent rollouts and the request's own text."""
 
 from config.speculation import SpeculationOptions
 from drafter.suffix.drafter import SuffixDrafter

@@ -1,12 +1,12 @@
 """The suffix drafter (DAS 4.1) behind the engine's drafter interface. Owns the calls; the index is native/suffix_*.
 
-Requests with the same prompt share a problem, over RL steps and workers. Two levels: a frozen window of the problem's
-recent finished rollouts, and the request's own text (with its prompt) as it grows. Where both match at most one token
-of context, as in a problem's first epoch, longer matches in the *pool* join the vote: a window over recent rollouts of
-all problems, which DAS does without (its Figure 6 compares either alone). A finished rollout joins its problem's
-window before the problem's next draft, so that siblings that still run draft from it, and the pool when enough of them
-have come together. Windows and pools above `inline_tokens` are rebuilt in a background thread, while drafts go on from
-the old one.
+Requests with the same prompt share a problem, across RL steps and workers. There are two levels: a frozen window of the
+problem's recent finished rollouts, and the request's own growing text (with its prompt). If both match at most one
+token of context, as in a problem's first epoch, longer matches in the *pool* join the vote. The pool is a window over
+recent rollouts of all problems, which DAS does not have (its Figure 6 compares either alone). A finished rollout joins
+its problem's window before the problem's next draft, so that running siblings can use it. It joins the pool when enough
+rollouts have accumulated. Windows and pools above `inline_tokens` are rebuilt in a background thread, while drafts
+continue from the old one.
 """
 
 import logging
@@ -23,19 +23,18 @@ from models.ops.native import kernels
 
 _LOG = logging.getLogger(__name__)
 _FILE = "suffix.index"
-_POOL_PARTS = 8  # of max_bytes the pool takes one, at most
+_POOL_PARTS = 8  # the pool takes at most 1 / _POOL_PARTS of max_bytes
 
 
 class SuffixDrafter(Drafter):
     """Drafts from occurrences of the request's last tokens: earlier in its own text, in its problem's window, else in
     the pool.
 
-    slots, max_tokens: the shape of the engine's history. A chain is at most `match_factor` times as long as the match
-    it comes from (on the demo two thirds of what 2 drafts beyond 1 is accepted), and ends where its estimated
-    probability falls below options.min_probability; so does every path of a tree. Costs a few microseconds per step
-    and about one per request, in one native call; next to nothing while other strategies run. Drafts are a pure
-    function of the calls made, except while a background merge runs (500,000 tokens: some 10 ms); `inline_tokens`
-    beyond any window excludes that.
+    slots, max_tokens: the shape of the engine's history. A chain is at most `match_factor` times as long as its match
+    (on the demo two thirds of what 2 drafts beyond 1 is accepted). It ends where its estimated probability falls below
+    options.min_probability; so does every path of a tree. Costs a few microseconds per step and about one per request,
+    in one native call; almost nothing while other strategies run. Drafts are a pure function of the calls made, except
+    while a background merge runs (500,000 tokens: some 10 ms). An `inline_tokens` larger than any window excludes that.
 
     Raises RuntimeError without the native extension.
     """
@@ -79,7 +78,7 @@ class SuffixDrafter(Drafter):
 
     @property
     def problems(self) -> int:
-        """Problems with a window or a running request."""
+        """Number of problems with a window or a running request."""
         return int(self._index.problems)
 
     def begin(self, slot: int, prompt_tokens: NDArray[np.int32], response_tokens: NDArray[np.int32]) -> None:
@@ -89,7 +88,7 @@ class SuffixDrafter(Drafter):
     def end(self, slot: int, tokens: NDArray[np.int32], prompt_length: int, finished: bool) -> None:
         self._index.finish(slot, False, self._version)
         if finished:
-            # Of an episode its own turn only: the others were published, and what was observed nobody said.
+            # Only an episode's own turn: the others were published, and observations are not the model's text.
             self._index.publish(tokens[: self._prompts[slot]], tokens[prompt_length:], self._version)
 
     def propose(self, batch: BatchView, strategy: Strategy) -> Drafts:
@@ -101,7 +100,7 @@ class SuffixDrafter(Drafter):
         self._index.set_version(version)
 
     def remember(self, prompts: list[NDArray[np.int32]], responses: list[NDArray[np.int32]]) -> None:
-        """Rollouts that other workers finished, with about the present weights."""
+        """Add rollouts that other workers finished, with about the present weights."""
         for prompt, response in zip(prompts, responses, strict=True):
             self._index.publish(prompt, response, self._version)
 
@@ -116,7 +115,7 @@ class SuffixDrafter(Drafter):
             return
         try:
             self._index.load(str(path))
-            # The file has a version of its own, but how old a rollout is depends on the weights that are loaded.
+            # The file has its own version, but a rollout's age is relative to the loaded weights.
             self._index.set_version(self._version)
-        except RuntimeError as error:  # an older format too: its texts would soon be old anyway
+        except RuntimeError as error:  # an older format too: its texts would soon be outdated anyway
             _LOG.warning("the suffix drafter goes on without its saved index: %s", error)

@@ -1,1 +1,1 @@
-"""How drafters learn. Importing the package itself needs no torch: supervisors pass records along."""
+"""Training of drafters. Importing the package needs no torch, since supervisors only pass records along."""

@@ -1,7 +1,7 @@
-"""The online data buffer: what the target computed over recent sequences, kept across RL steps (TLT 4.2).
+"""The online data buffer: the target's outputs over recent sequences, kept across RL steps (TLT 4.2).
 
-Owns which sequences are kept and which are drawn; pure: no clock, no torch, no processes. The same calls give the same
-answers.
+Owns which sequences are kept and which are drawn. Pure: no clock, no torch, no processes. Deterministic: the same calls
+give the same results.
 """
 
 from collections import Counter
@@ -16,7 +16,7 @@ from contracts.records import SequenceRecord
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BufferStats:
-    """What is there, and what became of what was not."""
+    """The contents of the buffer, and counts of what was drawn and dropped."""
 
     sequences: int
     bytes: int
@@ -28,10 +28,10 @@ class BufferStats:
     draws: int
     drawn: int  # sequences handed out
     drawn_tokens: int
-    drawn_long_tokens: int  # of them, from long sequences of the RL step before
-    never_drawn: int  # sequences kept that nobody has seen yet
+    drawn_long_tokens: int  # of them, from long sequences of the previous RL step
+    never_drawn: int  # kept sequences that were not drawn yet
     added: int
-    evicted: int  # for the byte limit
+    evicted: int  # because of the byte limit
     expired: int  # too old
     refused: int  # no rows, or larger than the whole buffer
 
@@ -49,10 +49,10 @@ class _Kept:
 
 
 class DataBuffer:
-    """At most `options.max_bytes`, of sequences at most `options.max_age_steps` RL steps old.
+    """A buffer of at most `options.max_bytes`, with sequences at most `options.max_age_steps` RL steps old.
 
-    Over the limit, the oldest version loses sequences first: a newer one is never given up for an older one. Of past RL
-    steps the shortest go first, as their long ones are what the next step draws; of the newest, chance decides.
+    Above the limit the oldest version loses sequences first; a newer one is never dropped for an older one. In past RL
+    steps the shortest go first, since the next step draws their long ones. In the newest, chance decides.
     """
 
     def __init__(self, options: BufferOptions, seed: int = 0) -> None:
@@ -63,10 +63,10 @@ class DataBuffer:
         self._numbers = 0
         self._draws = 0
         self._tally: Counter[str] = Counter()
-        self._balance = [0, 0]  # tokens drawn in the present RL step: long ones of the step before, and all
+        self._balance = [0, 0]  # tokens drawn in the present RL step: long ones of the previous step, and all
 
     def add(self, records: Iterable[SequenceRecord]) -> None:
-        """Keep them, and of a request's two records of one version the later one."""
+        """Keep the records. If a request has two records of one version, the later one is kept."""
         for record in records:
             self._tally["added"] += 1
             self._see(record.target_version)
@@ -84,12 +84,12 @@ class DataBuffer:
         self._make_room()
 
     def sample(self, tokens: int, version: int) -> list[SequenceRecord]:
-        """Sequences of together at least `tokens` tokens (fewer if there are no more), each once.
+        """Return sequences with at least `tokens` tokens in total (fewer if there are no more), each once.
 
-        `version` is the target's at present. One-step offset: `long_share` of the tokens come from the long sequences
-        of the version before, the others from the present one; where one has too few, what is left of the version
-        before gives, then the other, then what is older. Those that were drawn least come first. The shares are kept
-        over an RL step's draws, not within each.
+        `version` is the target's present one. One-step offset: `long_share` of the tokens come from the long sequences
+        of the previous version, the others from the present one. If one has too few, the rest of the previous version
+        follows, then the other, then older ones. The least drawn come first. The shares hold over an RL step's draws,
+        not within each.
         """
         self._see(version)
         self._expire()
@@ -144,7 +144,8 @@ class DataBuffer:
         )
 
     def _pools(self, version: int) -> list[list[_Kept]]:
-        """Long ones of the version before; the present version; the rest of the version before; older ones."""
+        """Return long ones of the previous version; the present version; the rest of the previous version;
+        older ones."""
         present = [k for k in self._kept.values() if k.version >= version]
         before = [k for k in self._kept.values() if k.version == version - 1]
         older = [k for k in self._kept.values() if k.version < version - 1]
@@ -156,7 +157,7 @@ class DataBuffer:
 
     @staticmethod
     def _queue(pool: list[_Kept], rng: np.random.Generator) -> list[_Kept]:
-        """The next one to draw is last."""
+        """Return the pool in order; the next one to draw is last."""
         chance = rng.random(len(pool)).tolist()
         ranked = sorted(zip(pool, chance, strict=True), key=lambda pair: (-pair[0].drawn, pair[1]))
         return [kept for kept, _ in ranked]
@@ -181,7 +182,7 @@ class DataBuffer:
                 return
 
     def _worth(self, kept: _Kept) -> tuple[int, float, int]:
-        """What is worth least goes first."""
+        """Return the sort key of eviction: the smallest is evicted first."""
         newest = kept.version == self._version
         return kept.version, kept.order if newest else float(len(kept.record.tokens)), kept.number
 

@@ -1,6 +1,6 @@
-"""Records from whole sequences, by a forward pass of the target: for offline training, benchmarks and tests.
+"""Records of whole sequences by a forward pass of the target: for offline training, benchmarks and tests.
 
-While rollouts run, records come from the engine or the learner instead, at no extra pass.
+While rollouts run, records come from the engine or the learner instead, without an extra pass.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,9 +25,10 @@ def collect_records(
     version: int = 0,
     batch_tokens: int = 4096,
 ) -> Iterator[SequenceRecord]:
-    """One record per pair, in order, of all positions but the last token's; sequences are packed for the forward pass.
+    """Yield one record per pair, in order, of all positions but the last token's. Sequences are packed for the forward
+    pass.
 
-    Pairs of fewer than two tokens in all give none. bfloat16 or float32, as the target computes.
+    Pairs with fewer than two tokens in total give none. bfloat16 or float32, as the target computes.
     """
     device = target.embed_tokens.weight.device
     sequences = [np.concatenate(pair).astype(np.int32) for pair in zip(prompts, responses, strict=True)]

@@ -1,5 +1,6 @@
-"""The tensors of a target that a drafter shares, cut out of the weights that travel to engines. No torch: a supervisor
-does it, so that megabytes are sent to a trainer instead of gigabytes."""
+"""Cut the tensors that a drafter shares with its target out of the weights sent to engines. Needs no torch: a
+supervisor runs it, so that a trainer receives megabytes instead of gigabytes.
+"""
 
 import dataclasses
 import math
@@ -14,8 +15,8 @@ HEAD_TENSORS = (EMBEDDING, NORM, HEAD)
 
 
 def cut_head(manifest: WeightsManifest, buffer: NDArray[np.uint8]) -> tuple[WeightsManifest, NDArray[np.uint8]]:
-    """The same version with `HEAD_TENSORS` only, copied. The checksum is left at 0: it is the engine's to verify the
-    whole."""
+    """Return the same version with `HEAD_TENSORS` only, copied. The checksum stays 0: the engine verifies the whole
+    buffer."""
     specs, parts, offset = [], [], 0
     for spec in manifest.tensors:
         if spec.name in HEAD_TENSORS:

@@ -1,8 +1,8 @@
-"""Offline training to a plateau: packs, held-out sequences, the rule that ends it. Never decides where data comes from.
+"""Offline training to a plateau: packs, held-out sequences, the stopping rule. The caller supplies the data.
 
-The plateau rule, fixed before any run: every `every` micro-steps the held-out sequences are evaluated; when their loss
+The plateau rule, fixed before any run: every `every` micro-steps the held-out sequences are evaluated. When their loss
 has not fallen by `gain` (relative to its best) for `patience` evaluations, the learning rate falls to the next of
-`rates`, and after the last of these training ends. The weights of the best evaluation are kept.
+`rates`. After the last of these, training ends. The weights of the best evaluation are kept.
 """
 
 import time
@@ -22,7 +22,7 @@ Tokens = NDArray[np.int32]
 
 
 class TargetRecords:
-    """Records of sequences, by forward passes of the target; those that fit `max_bytes` are computed only once."""
+    """Records of sequences, by forward passes of the target. Those that fit `max_bytes` are computed only once."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class TargetRecords:
         self.tokens = [len(prompt) + len(response) for prompt, response in self._pairs]
 
     def take(self, indices: Sequence[int]) -> list[SequenceRecord]:
-        """In the order asked for."""
+        """Return the records in the given order."""
         missing = [index for index in dict.fromkeys(indices) if index not in self._kept]
         made: dict[int, SequenceRecord] = {}
         if missing:
@@ -57,7 +57,7 @@ class TargetRecords:
 
 @dataclass(frozen=True, slots=True)
 class PlateauRule:
-    """See the module."""
+    """The plateau rule; see the module docstring."""
 
     every: int = 50  # micro-steps
     patience: int = 4  # evaluations
@@ -68,7 +68,7 @@ class PlateauRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitProgress:
-    """After an evaluation; losses and accuracies are means over supervised rows."""
+    """Progress after an evaluation; losses and accuracies are means over supervised rows."""
 
     step: int
     loss: float  # of the micro-steps since the last evaluation
@@ -144,7 +144,7 @@ def fit(
 def _judge(
     trainer: DrafterTrainer, records: TargetRecords, packs: Sequence[Sequence[int]]
 ) -> tuple[float, float, float]:
-    """Mean loss, accuracy and top-3 accuracy over all rows of the packs."""
+    """Return mean loss, accuracy and top-3 accuracy over all rows of the packs."""
     results = [trainer.evaluate(records.take(pack)) for pack in packs]
     rows = np.array([result.positions for result in results])
     values = np.array([(result.loss, result.accuracy, result.top3_accuracy) for result in results])
@@ -155,13 +155,14 @@ def _judge(
 def _endless(
     records: TargetRecords, indices: Sequence[int], tokens: int, rng: np.random.Generator
 ) -> Iterator[list[int]]:
-    """Packs for ever, in a new order every epoch."""
+    """Yield packs for ever, in a new order every epoch."""
     while True:
         yield from _packs(records, [indices[i] for i in rng.permutation(len(indices))], tokens)
 
 
 def _packs(records: TargetRecords, indices: Sequence[int], tokens: int) -> Iterator[list[int]]:
-    """All of them, in order, in packs of at most `tokens` tokens; a longer sequence is a pack of its own, uncut."""
+    """Yield all sequences in order, in packs of at most `tokens` tokens. A longer sequence is a pack of its
+    own, uncut."""
     pack, size = list[int](), 0
     for index in indices:
         if pack and size + records.tokens[index] > tokens:

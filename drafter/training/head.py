@@ -1,6 +1,6 @@
 """The parts of the target that a drafter shares and never trains: embedding, LM head and RoPE, at one version.
 
-Owns copies of these few tensors, cut out of the weights that travel to engines, so that a trainer needs no target.
+Owns copies of these few tensors, cut out of the weights sent to engines, so that a trainer needs no target.
 """
 
 from dataclasses import dataclass
@@ -20,18 +20,18 @@ from models.weights import Buffer, unpack
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetHead:
-    """`version` counts the RL steps that the target had learned. Tensors never require gradients."""
+    """The shared tensors. `version` counts the RL steps that the target had learned. They never require gradients."""
 
     config: ModelConfig
     version: int
     embedding: Tensor  # [V, H]
-    norm: Tensor  # [H], weight of the target's final norm, which the states have behind them already
-    lm_head: Tensor  # [V, H]; the embedding itself where the target ties them
+    norm: Tensor  # [H], weight of the target's final norm, already applied to the states
+    lm_head: Tensor  # [V, H]; the embedding itself if the target ties them
     rope: RopeTable
 
     @classmethod
     def of(cls, target: Transformer, version: int) -> "TargetHead":
-        """Of a model in this process, whose memory it shares: valid until its weights change."""
+        """Return views of a model in this process: valid until its weights change."""
         embedding = target.embed_tokens.weight.detach()
         head = embedding if target.lm_head is None else target.lm_head.weight.detach()
         return cls(
@@ -53,7 +53,8 @@ class TargetHead:
         *,
         pin: bool = False,
     ) -> "TargetHead":
-        """Out of a whole target's weights, or of those that `cut_head` left; copied, `pin`: into pinned host memory.
+        """Copy the tensors out of a whole target's weights, or out of the result of `cut_head`. `pin`: into pinned host
+        memory.
 
         Raises ValueError if a tensor is missing or has another shape than `config` says."""
         found = {name: tensor for name, tensor in unpack(manifest, buffer, verify=False) if name in HEAD_TENSORS}

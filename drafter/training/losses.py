@@ -1,8 +1,8 @@
-"""What the drafter's outputs are compared with. Owns losses and counts over a packed batch, as sums; never gradients.
+"""Losses of the drafter's outputs: sums and counts over a packed batch. Never computes gradients.
 
-A row of pass k is supervised by what lies k - 1 rows behind it: the target's distribution for token p + k + 1 and its
-state at p + k, if its present version computed them; the token that was drawn there otherwise. A drafter of a smaller
-vocabulary learns the target's probabilities of its own tokens; so a row counts by what it can draft of it.
+A row of pass k is supervised by the values k - 1 rows further on: the target's distribution for token p + k + 1 and its
+state at p + k, if its present version computed them; otherwise the token drawn there. A drafter with a smaller
+vocabulary learns the target's probabilities of its own tokens, so a row counts by the share that it can draft.
 """
 
 from dataclasses import dataclass
@@ -19,8 +19,8 @@ from drafter.training.packing import PackedBatch
 from drafter.training.passes import run_passes
 from drafter.training.variants import Variant
 
-_LK_ETA = 3.0  # the paper's best
-_KEPT_LOGITS = 1 << 25  # with more per pass, logits are computed again for the backward pass
+_LK_ETA = 3.0  # the paper's best value
+_KEPT_LOGITS = 1 << 25  # with more per pass, logits are recomputed in the backward pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,21 +28,21 @@ class Objective:
     """Sums over supervised rows; the mean loss is loss / weight."""
 
     loss: Tensor  # scalar, with a gradient
-    weight: float  # rows of every pass, those of pass k times pass_decay^(k-1)
+    weight: float  # rows of all passes, those of pass k times pass_decay^(k-1)
     rows: int  # supervised in the first pass
     correct: Tensor  # scalar: rows of the first pass whose most probable token is the one the target drew
-    among_top3: Tensor  # scalar: or one of its three most probable
+    among_top3: Tensor  # scalar: the same for its three most probable
 
 
 def objective_of(model: DrafterNetwork, head: TargetHead, batch: PackedBatch, variant: Variant) -> Objective:
-    """All passes over the batch."""
+    """Compute the objective of all passes over the batch."""
     wanted, labels = _of_vocabulary(model.ids, _targets(head, batch, variant), batch.labels)
-    states = batch.states[batch.at + 1][:, -head.config.hidden_size :]  # what row p's output stands for
+    states = batch.states[batch.at + 1][:, -head.config.hidden_size :]  # the state that row p's output approximates
     loss, weight = torch.zeros((), device=batch.tokens.device), 0.0
     counts: Tensor | None = None
     for index, out in enumerate(run_passes(model, head, batch, variant.passes)):
         facts = states, labels, wanted, batch.fresh
-        if index:  # in the first pass every row is supervised, by its own facts
+        if index:  # in the first pass every row has its own supervision
             keep = batch.rows_ahead(index)
             out, row = out[keep], keep + index
             facts = states[row], labels[row], wanted[row], batch.fresh[row]
@@ -66,7 +66,8 @@ def _compare(
     wanted: Tensor,
     fresh: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Sum of the losses of T' rows, and int64 [2]: how often the label was the best token, and among the best three."""
+    """Return the sum of the losses of T' rows, and int64 [2]: how often the label was the best token, and among the
+    best three."""
     drafted = model.readout(out)
     logits = head.logits(drafted) if model.lm_head is None else model.lm_head(drafted).float()
     logprobs = logits.log_softmax(-1)
@@ -86,11 +87,11 @@ def _compare(
 
 
 def divergence_of(loss: DrafterLoss, wanted: Tensor, logprobs: Tensor) -> Tensor:
-    """p and log q, both [T, V] -> [T]. p may lack the tokens that the drafter cannot draft.
+    """p and log q, both [T, V] -> divergence [T]. p may lack tokens that the drafter cannot draft.
 
-    cross_entropy: -sum p log q. tv: 1 - sum min(p, q), what rejection sampling rejects (Leviathan et al. 2023). lk:
-    w KL(p, q) + (1 - w) tv with w = exp(-3 sum min(p, q)), not differentiated: it starts as the one and ends as the
-    other (Samarin et al. 2026, arXiv 2602.23881).
+    cross_entropy: -sum p log q. tv: 1 - sum min(p, q), the rejection probability (Leviathan et al. 2023). lk: w KL(p,
+    q) + (1 - w) tv with w = exp(-3 sum min(p, q)), not differentiated: it moves from the one to the other (Samarin et
+    al. 2026, arXiv 2602.23881).
     """
     cross_entropy = -(wanted * logprobs).sum(-1)
     if loss == "cross_entropy":
@@ -115,10 +116,10 @@ def _of_vocabulary(ids: Tensor | None, wanted: Tensor, labels: Tensor) -> tuple[
 
 @torch.no_grad()
 def _targets(head: TargetHead, batch: PackedBatch, variant: Variant) -> Tensor:
-    """float32 [T, V]: the target's distribution of token p + 2 (its logarithm for the reverse divergence).
+    """Return float32 [T, V]: the target's distribution of token p + 2 (its logarithm for the reverse divergence).
 
-    Rows of older versions: all weight on the token that was drawn. Their states never reach the head: what it would say
-    of them, no target ever said.
+    Rows of older versions have all weight on the drawn token. Their states never reach the head, since no target ever
+    computed that combination.
     """
     size = head.config.vocab_size
     fresh, all_fresh = batch.fresh_rows, len(batch.fresh_rows) == batch.rows

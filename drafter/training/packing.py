@@ -1,8 +1,8 @@
-"""Records of many sequences as one packed batch. Owns which row is fed with what and is supervised by what.
+"""Pack records of many sequences into one batch. Owns each row's input and supervision.
 
-A record with n rows of states gives n - 1 rows: row i, of position p = first + i, is fed with the embedding of
-tokens[p + 1] and states[i], and is supervised by token p + 2 and states[i + 1]. Segments lie end to end, unpadded;
-nothing here ever looks across a segment's end, and RoPE sees the true positions.
+A record with n rows of states gives n - 1 rows. Row i has position p = first + i. Its input is the embedding of
+tokens[p + 1] and states[i]. It is supervised by token p + 2 and states[i + 1]. Segments are concatenated without
+padding. Nothing here looks across a segment's end, and RoPE uses the true positions.
 """
 
 from collections.abc import Sequence
@@ -17,37 +17,37 @@ from models.dtypes import DTYPES
 from models.ops import Segments
 from models.transfer import upload
 
-MIN_ROWS = 3  # shorter records teach less than they cost
+MIN_ROWS = 3  # shorter records cost more than they teach
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedBatch:
-    """T rows of S segments. `states` has one row more per segment: the last one only supervises."""
+    """T rows of S segments. `states` has one more row per segment, whose last one only supervises."""
 
     states: Tensor  # [T + S, width], in the dtype of the records
-    at: Tensor  # int64 [T], the row of `states` each row is fed with; at + 1 is the one it is supervised by
-    tokens: Tensor  # int64 [T], token p + 1, which is fed
+    at: Tensor  # int64 [T], each row's input row of `states`; at + 1 is its supervision
+    tokens: Tensor  # int64 [T], input token p + 1
     labels: Tensor  # int64 [T], token p + 2
     positions: Tensor  # int64 [T], p
-    left: Tensor  # int64 [T], rows behind this one in its segment
+    left: Tensor  # int64 [T], rows after this one in its segment
     fresh: Tensor  # bool [T], computed by the target's present version
-    fresh_rows: Tensor  # int64, the rows of which that is true
+    fresh_rows: Tensor  # int64, the indices of fresh rows
     segments: Segments  # rows of each
     cu_seqlens: Tensor  # int32 [S + 1]
 
     @property
     def rows(self) -> int:
-        """T, all of them supervised."""
+        """T; all rows are supervised."""
         return len(self.tokens)
 
     def ahead(self, count: int) -> tuple[Tensor, Tensor]:
-        """(the row `count` rows behind each in its segment, whether there is one); both [T]."""
+        """Return (the row `count` rows after each in its segment, whether it exists); both [T]."""
         row = torch.arange(self.rows, device=self.left.device)
         return row + self.left.clamp(max=count), self.left >= count
 
     def rows_ahead(self, count: int) -> Tensor:
-        """int64, the rows that have `count` rows behind them: `ahead`'s mask as indices, known without asking the
-        device."""
+        """Return int64, the rows with at least `count` rows after them: `ahead`'s mask as indices, computed without
+        waiting for the device."""
         ends = np.cumsum(self.segments.lengths)
         rows = [np.arange(end - n, end - count) for end, n in zip(ends, self.segments.lengths, strict=True)]
         return upload({"rows": np.concatenate(rows)}, self.left.device)["rows"]
@@ -61,10 +61,10 @@ def usable(record: SequenceRecord) -> bool:
 def pack_records(
     records: Sequence[SequenceRecord], version: int, device: torch.device | str = "cpu"
 ) -> PackedBatch | None:
-    """All records of at least MIN_ROWS rows, in order, as one batch; None if there are none.
+    """Pack all records of at least MIN_ROWS rows, in order, into one batch; None if there are none.
 
     `version`: the target's present one, whose records give soft targets. Raises ValueError for records that cannot be
-    batched together or contradict themselves.
+    batched together or that are inconsistent.
     """
     records = [record for record in records if usable(record)]
     if not records:

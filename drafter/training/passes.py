@@ -1,9 +1,10 @@
-"""The drafter over a packed batch, once or fed with its own output several times. Owns who sees whom; no losses.
+"""The drafter over a packed batch, in one pass or several, each fed with the previous output. Owns attention; no
+losses.
 
-Row i of a segment starts a chain, as drafting from there would: pass 1 feeds it with the target's state at its position
-p; pass k feeds, at position p + k - 1, the embedding of token p + k and what pass k - 1 put out for the same row. In
-pass k its query sees the keys of pass 1 of rows 0 .. i (true states) and the keys of passes 2 .. k of row i alone (its
-own output): exactly the cache that drafting would have. HASS and EAGLE-3 say the same with shifted features and a mask.
+Row i of a segment starts a chain, as drafting from there would. Pass 1 gets the target's state at its position p. Pass
+k gets, at position p + k - 1, the embedding of token p + k and the output of pass k - 1 for the same row. In pass k its
+query attends to the keys of pass 1 of rows 0 .. i (true states) and to those of passes 2 .. k of row i alone (its own
+output): exactly the cache that drafting would have. HASS and EAGLE-3 express the same by shifted features and a mask.
 """
 
 import torch
@@ -15,8 +16,8 @@ from drafter.training.head import TargetHead
 from drafter.training.packing import PackedBatch
 from models import ops
 
-_CHUNK_ROWS = 512  # queries whose scores exist at a time
-_KEPT_SCORES = 1 << 22  # per head; with more in a segment, scores are computed again for the backward pass
+_CHUNK_ROWS = 512  # query rows per chunk of scores
+_KEPT_SCORES = 1 << 22  # per head; if a segment has more, scores are recomputed in the backward pass
 
 
 class ChainContext:
@@ -29,7 +30,7 @@ class ChainContext:
         self.positions = batch.positions
 
     def next_pass(self) -> None:
-        """The rows move on by one position. Past the model's last position they stay there, unsupervised."""
+        """Advance all rows by one position. At the model's last position they stay there, unsupervised."""
         self.positions = (self.positions + 1).clamp(max=self._last)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -46,7 +47,7 @@ class ChainContext:
 
 
 def _segment(q: Tensor, keys: Tensor, values: Tensor, own_keys: Tensor, own_values: Tensor) -> Tensor:
-    """One segment of n rows, q scaled; as in `_rows` -> [n, Hq, D]."""
+    """Attend within one segment of n rows, q scaled; arguments as in `_rows` -> [n, Hq, D]."""
     rows = len(q)
     recompute = rows * rows > _KEPT_SCORES and torch.is_grad_enabled()
     out = []
@@ -72,9 +73,9 @@ def _rows(q: Tensor, keys: Tensor, values: Tensor, own_keys: Tensor, own_values:
 
 
 def run_passes(model: DrafterNetwork, head: TargetHead, batch: PackedBatch, passes: int) -> list[Tensor]:
-    """Output of `advance` in each pass, [T, H]: row i of pass k stands for the state at position p + k.
+    """Return the output of `advance` in each pass, [T, H]: row i of pass k approximates the state at position p + k.
 
-    Rows that `batch.ahead(k - 1)` says nothing lies behind are computed in pass k, but mean nothing.
+    Rows without a row `k - 1` rows ahead (`batch.ahead`) are computed in pass k, but are meaningless.
     """
     context = ChainContext(batch, head.config.max_position_embeddings - 1)
     features = model.features(batch.states[batch.at].float())

@@ -1,7 +1,7 @@
 """The drafter's trainer: micro-steps, state to resume from, weights to publish. No processes, no files, no data order.
 
-With several members every one of them makes the same update: what `reduce` sums is all that differs between them. On
-the CPU the same calls in the same order give bitwise the same losses; after the start nothing here is random.
+With several members, each makes the same update: only the inputs of `reduce` differ between them. On the CPU the same
+calls in the same order give bitwise the same losses; after initialisation nothing here is random.
 """
 
 import math
@@ -27,10 +27,10 @@ _EPS = 1e-8
 
 @dataclass(frozen=True, slots=True)
 class MicroStepResult:
-    """Of this member's own records, before the update. Means are NaN where nothing was supervised."""
+    """The result for this member's own records, before the update. Means are NaN if nothing was supervised."""
 
     loss: float
-    accuracy: float  # share of rows whose most probable token is the one that the target drew
+    accuracy: float  # share of rows whose most probable token is the target's draw
     top3_accuracy: float
     positions: int  # supervised rows
     updated: bool  # False: no member had a supervised row, or the gradient was not finite
@@ -40,7 +40,7 @@ class DrafterTrainer:
     """Trains one drafter for one target, whose present version is `head`; see `set_head`.
 
     Weights, gradients and optimizer are float32. The weights come from `model`, else they are fresh, from `seed`
-    (default: options.seed). Raises ValueError where `model` is not what `options.algorithm` trains.
+    (default: options.seed). Raises ValueError if `model` is not what `options.algorithm` trains.
     """
 
     def __init__(
@@ -55,11 +55,11 @@ class DrafterTrainer:
         self.options, self.head = options, head
         self.variant = replace(VARIANTS[options.algorithm], loss=options.loss)
         self.device = torch.device(device)
-        self.steps = 0  # updates of this drafter since its first, in its lineage
-        self.rate_scale = 1.0  # of the learning rate; a schedule is the caller's
+        self.steps = 0  # updates of this drafter since its first, within its lineage
+        self.rate_scale = 1.0  # factor on the learning rate; the caller sets a schedule
         self.model = self._network(seed, model)
         self._parameters = dict(self.model.named_parameters())
-        # One buffer holds all gradients and the weight of their sum, so that members add up with one collective.
+        # One buffer holds all gradients and the weight of their sum, so that members need one collective.
         self._sums = torch.zeros(sum(p.numel() for p in self._parameters.values()) + 1, device=self.device)
         offset = 0
         for parameter in self._parameters.values():
@@ -75,23 +75,23 @@ class DrafterTrainer:
         self._create_moments()
 
     def set_head(self, head: TargetHead) -> None:
-        """The target's next version: from now on only its records give soft targets. Raises ValueError for another
+        """Set the target's next version: from now on only its records give soft targets. Raises ValueError for another
         network's."""
         if head.config != self.head.config:
             raise ValueError("the head is another network's: its config differs from that of the drafter's target")
         self.head = head
 
     def micro_step(self, records: Sequence[SequenceRecord], *, reduce: Reduce | None = None) -> MicroStepResult:
-        """One update by all records of at least three rows, packed.
+        """Make one update from all records of at least three rows, packed.
 
-        `reduce` sums a float32 tensor over the members in place; each calls it once, one without usable records too. If
-        it raises, nothing has changed. Raises ValueError for records that do not fit.
+        `reduce` sums a float32 tensor over the members in place. Each member calls it once, even without usable
+        records. If it raises, nothing has changed. Raises ValueError for records that do not fit.
         """
         self._sums.zero_()
         objective = self._objective(records)
         if objective is not None:
             objective.loss.backward()  # type: ignore[no-untyped-call]
-            self._sums[-1].fill_(objective.weight)  # assigned, it would be a copy that waits
+            self._sums[-1].fill_(objective.weight)  # an assignment would be a copy that waits
         if reduce is not None:
             reduce(self._sums)
         gradients, weight = self._sums[:-1], self._sums[-1]
@@ -101,23 +101,23 @@ class DrafterTrainer:
 
     @torch.no_grad()
     def evaluate(self, records: Sequence[SequenceRecord]) -> MicroStepResult:
-        """What `micro_step` would return, without the update."""
+        """Return what `micro_step` would return, without the update."""
         objective = self._objective(records)
         return _result(objective, [] if objective is None else _numbers(objective), updated=False)
 
     # State.
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Live tensors, by name: the trainable parameters, the optimizer's moments and the counters. All that the next
-        losses depend on but the records and the head. Nothing frozen is in it."""
+        """Return live tensors by name: the trainable parameters, the optimizer's moments and the counters. Besides the
+        records and the head, the next losses depend only on these. Frozen tensors are not included."""
         state = {f"model.{name}": parameter.detach() for name, parameter in self._parameters.items()}
         for name, parameter in self._parameters.items():
             state |= {f"optimizer.{name}.{key}": value for key, value in self._optimizer.state[parameter].items()}
         return state | {"counters": self._counters}
 
     def load_state_dict(self, state: Mapping[str, Tensor], *, non_blocking: bool = False) -> None:
-        """Go on where `state_dict` was taken, exactly. `non_blocking`: from or into pinned memory without waiting for
-        the device, which the caller does. Raises ValueError, before anything changed, for another drafter's."""
+        """Restore a `state_dict` exactly. `non_blocking`: copy from or into pinned memory without waiting for the
+        device; the caller waits. Raises ValueError, before anything changed, for another drafter's."""
         own = self.state_dict()
         _check("checkpoint", own, state)
         for name, tensor in own.items():
@@ -125,14 +125,14 @@ class DrafterTrainer:
         self.steps = int(self._counters[0])
 
     def export(self, dtype: torch.dtype | None = None) -> tuple[WeightsManifest, Buffer]:
-        """The weights as engines and other members take them, under the network's names; their version is the number of
+        """Return the weights for engines and other members, under the network's names. Their version is the number of
         updates. In `dtype`, else in the target's."""
         dtype = dtype or self.head.embedding.dtype
         return pack({name: p.detach().to(dtype) for name, p in self._parameters.items()}, self.steps)
 
     def load(self, manifest: WeightsManifest, buffer: Buffer) -> None:
-        """Go on from exported weights: others trained them, or they were rolled back to. The optimizer starts anew,
-        with its warm-up, as its moments belong to other weights.
+        """Load exported weights that others trained, or after a roll-back. The optimizer starts anew, with its warm-up,
+        since its moments belong to other weights.
 
         Raises WeightsCorruptError or ValueError before anything changed."""
         tensors = dict(unpack(manifest, buffer))
@@ -147,11 +147,11 @@ class DrafterTrainer:
         self.renumber(manifest.version)
 
     def renumber(self, version: int) -> None:
-        """Count on from `version`: weights that were rolled back to have a new one (`policies.drafter.lineage`)."""
+        """Continue counting from `version`: restored weights have a new one (`policies.drafter.lineage`)."""
         self.steps = version
         self._counters[0] = version
 
-    # Pieces.
+    # Helpers.
 
     def _network(self, seed: int | None, model: Drafting | None) -> Drafting:
         options, head, kind = self.options, self.head, self.variant.network
@@ -181,7 +181,7 @@ class DrafterTrainer:
             return objective_of(self.model, self.head, batch, self.variant)
 
     def _update(self, weight: float, norm: float) -> bool:
-        """Apply the mean gradients, which have this norm and were summed with this weight; the same on every member."""
+        """Apply the mean of gradients with this norm, summed with this weight; the same on every member."""
         if not (weight > 0 and math.isfinite(norm)):
             return False
         if norm > self.options.max_grad_norm:
@@ -195,7 +195,7 @@ class DrafterTrainer:
         return True
 
     def _create_moments(self) -> None:
-        """What torch creates at the first step, created now: so a checkpoint always has all of it."""
+        """Create now what torch creates at the first step, so that every checkpoint has it."""
         for parameter in self._parameters.values():
             self._optimizer.state[parameter] = {
                 "step": torch.zeros(()),
@@ -205,7 +205,7 @@ class DrafterTrainer:
 
 
 def _numbers(objective: Objective | None, *more: Tensor) -> list[float]:
-    """`more`, then what a result is made of, on the host: brought there together."""
+    """Return `more` and the objective's values on the host, fetched together."""
     found = [] if objective is None else [objective.loss.detach(), objective.correct, objective.among_top3]
     numbers: list[float] = torch.stack([x.double() for x in (*more, *found)]).tolist()
     return numbers

@@ -5,7 +5,7 @@ FOLDER/train.jsonl                       problems for RL
 FOLDER/eval.jsonl                        held-out problems: neither in train.jsonl nor demonstrated
 FOLDER/demos.jsonl                       demonstrations for the warm start
 
-Owns the file formats and the split's sizes; what a problem is, and the tool, is in task.py.
+Owns the file formats and the split's sizes; task.py has the problems and the tool.
 """
 
 import random
@@ -19,7 +19,7 @@ TRAIN, HELD_OUT = 512, 128  # problems
 
 
 def write_all(folder: Path, *, seed: int, demonstrations: int) -> dict[str, int]:
-    """Write every file below `folder`; returns how many records each JSON-lines file has."""
+    """Write every file below `folder`. Returns the number of records of each JSON-lines file."""
     rng, found = random.Random(f"problems-{seed}"), dict[task.Problem, None]()
     while len(found) < HELD_OUT + TRAIN + demonstrations:
         found[task.problem(rng)] = None

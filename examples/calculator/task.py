@@ -1,4 +1,4 @@
-"""The task "calculator": what is 37 * 46 - 12? Whoever asks the calculator, and copies well, knows.
+"""The task "calculator": what is 37 * 46 - 12? A model that calls the calculator and copies its result is right.
 
 Owns the problems, the tool, the wording and the words of the tokenizer. `calculate` is the tool that
 `environment.tools` names: a plain function. Never touches files or global randomness.
@@ -64,7 +64,7 @@ class Problem:
 
 
 def problem(rng: random.Random) -> Problem:
-    """Three numbers of one or two digits, with at most one *, so that the value has four digits at most."""
+    """Draw three numbers of one or two digits, with at most one *, so that the value has at most four digits."""
     signs = rng.choices((" + ", " - "), k=2)
     if rng.random() < 0.5:
         signs[rng.randrange(2)] = " * "
@@ -73,14 +73,14 @@ def problem(rng: random.Random) -> Problem:
 
 @dataclass(frozen=True, slots=True)
 class Habits:
-    """How demonstrations behave: they know the calculator, and do not care much. That is what RL can change."""
+    """The behaviour of demonstrations: they use the calculator, but carelessly. RL can improve that."""
 
     guess: float = 0.45  # probability of an answer without a call
-    hasty: float = 0.3  # of a call: probability of leaving the last number out
+    hasty: float = 0.3  # in a call: probability of leaving out the last number
 
 
 def demonstrate(of: Problem, habits: Habits, rng: random.Random) -> Sequence[str | list[dict[str, str]]]:
-    """A response as turns and observations in alternation."""
+    """Return a response as alternating turns and observations."""
     if rng.random() < habits.guess:
         return [f"\\boxed{{{rng.randint(0, 9999)}}}"]
     asked = Problem(of.numbers[:-1], of.signs[:-1]) if rng.random() < habits.hasty else of
@@ -92,6 +92,6 @@ def demonstrate(of: Problem, habits: Habits, rng: random.Random) -> Sequence[str
 
 
 def vocabulary() -> list[str]:
-    """The words in the order of their ids: special tokens, words, and reserved ones to fill up."""
+    """Return the words in the order of their ids: special tokens, words, and reserved ones to fill up."""
     words = [PAD, EOS, UNK, *WORDS]
     return words + [f"<reserved_{i}>" for i in range(-len(words) % 8)]

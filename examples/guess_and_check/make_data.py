@@ -5,7 +5,7 @@ FOLDER/train.jsonl                       problems for RL
 FOLDER/eval.jsonl                        held-out problems: neither in train.jsonl nor demonstrated
 FOLDER/demos.jsonl                       demonstrations for the warm start
 
-Owns the file formats and the split's sizes; what a problem is and how it is worded is in task.py.
+Owns the file formats and the split's sizes; task.py has the problems and their wording.
 """
 
 import random
@@ -31,12 +31,12 @@ DEMONSTRATIONS = 22_400
 
 
 def build_tokenizer(max_tokens: int = MODEL["max_position_embeddings"]) -> PreTrainedTokenizerFast:
-    """One token per word of `task.vocabulary()`."""
+    """Return a tokenizer with one token per word of `task.vocabulary()`."""
     return word_tokenizer(task.vocabulary(), task.WORDS, max_tokens=max_tokens)
 
 
 def write_all(folder: Path, *, seed: int, demonstrations: int) -> dict[str, int]:
-    """Write every file below `folder`; returns how many records each JSON-lines file has."""
+    """Write every file below `folder`. Returns the number of records of each JSON-lines file."""
     split = task.split(random.Random(f"split-{seed}"), train=TRAIN, held_out=HELD_OUT)
     by_modulus = {p: [problem for problem in split.demonstrated if problem.p == p] for p in task.PRIMES}
     rng = random.Random(f"demonstrations-{seed}")
@@ -50,9 +50,9 @@ def write_all(folder: Path, *, seed: int, demonstrations: int) -> dict[str, int]
 def write_files(
     folder: Path, model: dict[str, Any], split: task.Split, shown: Iterable[tuple[task.Problem, str]]
 ) -> dict[str, int]:
-    """The files of a split and its demonstrations, each a problem and a response; `model`: its config.json.
+    """Write the files of a split and its demonstrations, each a problem and a response. `model`: its config.json.
 
-    Returns how many records each JSON-lines file has.
+    Returns the number of records of each JSON-lines file.
     """
     write_model(folder, model, build_tokenizer(model["max_position_embeddings"]))
     files = {

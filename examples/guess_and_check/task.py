@@ -14,7 +14,7 @@ from examples.words import EOS, PAD, UNK
 PRIMES = (5, 7, 11, 13)
 LARGEST_NUMBER = 199
 VOCAB_SIZE = 228
-# Every word carries its own blanks, so that decoding is plain concatenation and gives back the exact text.
+# Every word includes its own blanks, so that decoding is plain concatenation and returns the exact text.
 WORDS = (
     *("find x: ", " * x = ", " (mod ", ")"),
     *("\ntry ", ": ", " is ", ", off ", " by ", ", not ", ", so x = "),
@@ -43,7 +43,7 @@ class Problem:
         return f"p{self.p}-a{self.a}-c{self.c}"
 
     def attempt(self, x: int) -> str:
-        """One try, written out: the product, its residue, how far that is from c, and the verdict.
+        """Write out one try: the product, its residue, its distance from c, and the verdict.
 
         The verdict repeats x: boxing it is then a copy from the token before, which small models learn reliably.
         """
@@ -54,7 +54,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class DemonstrationStyle:
-    """How the demonstrations behave. They check correctly but are impatient: that is what RL can remove."""
+    """The behaviour of demonstrations. They check correctly but are impatient, which RL can remove."""
 
     give_up: float = 0.2  # probability of boxing a random number after a failed try
     with_replacement: float = 0.4  # share of demonstrations that may try the same value twice
@@ -69,11 +69,11 @@ class Split:
 
     train: tuple[Problem, ...]
     held_out: tuple[Problem, ...]
-    demonstrated: tuple[Problem, ...]  # everything that is not held out
+    demonstrated: tuple[Problem, ...]  # all that is not held out
 
 
 def problems(p: int, multipliers: Iterable[int] | None = None) -> list[Problem]:
-    """All of modulus p; multipliers: those of a, by default all but 1, where x can be read off."""
+    """Return all problems of modulus p. multipliers: values of a, by default all but 1, where x can be read off."""
     return [Problem(p, a, c) for a in multipliers or range(2, p) for c in range(1, p)]
 
 
@@ -95,9 +95,9 @@ def split(rng: random.Random, *, train: dict[int, int], held_out: dict[int, int]
 
 
 def demonstrate(problem: Problem, style: DemonstrationStyle, rng: random.Random) -> str:
-    """One response: tries until one fits (or patience or `max_tries` ends), then a boxed number.
+    """Return one response: tries until one fits (or patience or `max_tries` ends), then a boxed number.
 
-    Where a is 1 the first try is c. Who has tried all within reach begins again.
+    If a is 1, the first try is c. After all values within reach were tried, they are tried again.
     """
     if problem.a == 1:
         return problem.attempt(problem.c) + f"\n\\boxed{{{problem.c}}}"
@@ -120,6 +120,7 @@ def demonstrate(problem: Problem, style: DemonstrationStyle, rng: random.Random)
 
 
 def vocabulary() -> list[str]:
-    """228 words in the order of their ids: special tokens, words, numbers 0 to 199, and reserved ones to fill up."""
+    """Return 228 words in the order of their ids: special tokens, words, numbers 0 to 199, and reserved ones to fill
+    up."""
     words = [PAD, EOS, UNK, *WORDS, *(str(n) for n in range(LARGEST_NUMBER + 1))]
     return words + [f"<reserved_{i}>" for i in range(VOCAB_SIZE - len(words))]

@@ -1,5 +1,5 @@
-"""Writes MBPP as prompts with unit tests. MBPP's texts do not say how the function is called, so the prompt quotes the
-first test, as is usual; the reward runs all of them. Owns this conversion only.
+"""Write MBPP as prompts with unit tests. MBPP's texts do not name the function, so the prompt quotes the first test, as
+is usual; the reward runs all of them. Owns this conversion only.
 
     python -m examples.humaneval.prepare_mbpp data/mbpp-source/full data/mbpp.jsonl
 """
@@ -12,11 +12,11 @@ from actors.data import DataError
 from actors.data.files import resolve
 from actors.data.readers import BadRecord, read_file
 
-SPLITS = ("train", "validation", "test")  # all: HumanEval is what the example measures
+SPLITS = ("train", "validation", "test")  # all of them, since the example evaluates on HumanEval
 
 
 def convert(source: str, target: Path) -> int:
-    """Converts every split below a folder; returns the number of records. Written whole or not at all."""
+    """Convert every split below a folder, atomically. Returns the number of records."""
     lines = []
     for split in SPLITS:
         for file in resolve(source, [split], "source"):

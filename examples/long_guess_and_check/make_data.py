@@ -1,7 +1,7 @@
 """Write the task's files: `python -m examples.long_guess_and_check.make_data [FOLDER]`. Same seed, same bytes.
 
-Problems, wording, tokenizer and files are those of examples/guess_and_check. Owns which problems are in this task, how
-they are split, and how they are demonstrated: difficulty is wide, and many problems are beyond what is demonstrated.
+Problems, wording, tokenizer and files are those of examples/guess_and_check. Owns the choice of problems, their split
+and their demonstrations: difficulty is wide, and many problems are beyond what is demonstrated.
 """
 
 import random
@@ -23,13 +23,13 @@ MODEL = SHORT_MODEL | {"max_position_embeddings": 384}
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """Problems of some moduli and multipliers, how many of them are in each file, and how they are shown."""
+    """Problems of some moduli and multipliers, their number in each file, and the style of their demonstrations."""
 
     moduli: tuple[int, ...]
     multipliers: tuple[int, ...] | None  # None: all but 1
     train: int
     held_out: int
-    weight: float  # of the demonstrations
+    weight: float  # share of the demonstrations
     style: DemonstrationStyle = NEAR
 
 
@@ -45,7 +45,7 @@ LEVELS: Mapping[str, Level] = {
 
 
 def split(rng: random.Random) -> tuple[Split, dict[str, list[Problem]]]:
-    """The split, and what may be demonstrated of each level: all that is not held out."""
+    """Return the split, and the problems of each level that may be demonstrated: all that are not held out."""
     train: list[Problem] = []
     held_out: list[Problem] = []
     shown: dict[str, list[Problem]] = {}
@@ -60,7 +60,7 @@ def split(rng: random.Random) -> tuple[Split, dict[str, list[Problem]]]:
 
 
 def write_all(folder: Path, *, seed: int, demonstrations: int) -> dict[str, int]:
-    """Write every file below `folder`; returns how many records each JSON-lines file has."""
+    """Write every file below `folder`. Returns the number of records of each JSON-lines file."""
     chosen, members = split(random.Random(f"split-{seed}"))
     rng = random.Random(f"demonstrations-{seed}")
     names = rng.choices(list(LEVELS), [level.weight for level in LEVELS.values()], k=demonstrations)

@@ -1,7 +1,7 @@
 """Write the sets of curriculum.yaml: `python -m examples.options.make_data [FOLDER]`. Same seed, same bytes.
 
-The problems of guess_and_check in two files, by their modulus, each with a first guess at how often it is solved. It
-also writes the data of guess_and_check if it is not there.
+The problems of guess_and_check in two files by modulus, each with a first estimate of its success rate. Also writes the
+data of guess_and_check if it is missing.
 """
 
 import json
@@ -14,18 +14,18 @@ from examples.words import main
 
 DEFAULT_FOLDER = Path(__file__).parent / "data"
 SMALL = (5, 7)
-SOLVED = {5: 0.97, 7: 0.7, 11: 0.4, 13: 0.3}  # of the warm-started model, roughly, by modulus
+SOLVED = {5: 0.97, 7: 0.7, 11: 0.4, 13: 0.3}  # rough success rates of the warm-started model, by modulus
 
 
 def with_success(records: Iterable[dict[str, Any]]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(modulus, record with `solved`) of each record."""
+    """Yield (modulus, record with `solved`) of each record."""
     for record in records:
         modulus = int(record["prompt"].rpartition("(mod ")[2].rstrip(")"))
         yield modulus, record | {"solved": SOLVED[modulus]}
 
 
 def write_sets(train: Path, folder: Path) -> dict[str, int]:
-    """FOLDER/small.jsonl and large.jsonl of a train.jsonl of guess_and_check; returns how many records each has."""
+    """Write FOLDER/small.jsonl and large.jsonl from a train.jsonl of guess_and_check. Returns the records of each."""
     records = list(with_success(json.loads(line) for line in train.read_text(encoding="utf-8").splitlines()))
     folder.mkdir(parents=True, exist_ok=True)
     counts = {}
@@ -37,7 +37,7 @@ def write_sets(train: Path, folder: Path) -> dict[str, int]:
 
 
 def write_all(folder: Path, *, seed: int, demonstrations: int) -> dict[str, int]:
-    """Both sets below `folder`; returns how many records each file has."""
+    """Write both sets below `folder`. Returns the number of records of each file."""
     train = make_data.DEFAULT_FOLDER / "train.jsonl"
     if not train.exists():
         make_data.write_all(make_data.DEFAULT_FOLDER, seed=seed, demonstrations=demonstrations)

@@ -1,7 +1,7 @@
-"""A drafter of one's own, to copy from: what followed the last token the last time it occurred in the same text.
+"""An own drafter, to copy from: it drafts what followed the last token's last occurrence in the same text.
 
-It lives in the engine's process and is asked between engine steps, so it must be fast. It cannot change a token: the
-target model verifies every draft. One that raises is switched off, with an event.
+It runs in the engine's process between engine steps, so it must be fast. It cannot change a token: the target model
+verifies every draft. A drafter that raises is switched off, with an event.
 """
 
 import numpy as np
@@ -13,11 +13,11 @@ class Echo(Drafter):
     """Only `propose` is needed; begin, end, remember, ... do nothing unless they are written."""
 
     def __init__(self, slots: int, max_tokens: int, *, window: int = 256) -> None:
-        """slots, max_tokens: the shape of BatchView.history. window: so many last tokens are searched."""
+        """slots, max_tokens: the shape of BatchView.history. window: number of last tokens to search."""
         self._window = window
 
     def propose(self, batch: BatchView, strategy: Strategy) -> Drafts:
-        """A chain of at most strategy.depth tokens for every request; a count of 0 says nothing."""
+        """Draft a chain of at most strategy.depth tokens for every request; a count of 0 drafts nothing."""
         tokens = np.zeros((len(batch.slots), strategy.depth), np.int64)
         counts = np.zeros(len(batch.slots), np.int64)
         for row, (slot, length) in enumerate(zip(batch.slots, batch.lengths, strict=True)):

@@ -1,14 +1,14 @@
-"""A loss of one's own, to copy from: tapered REINFORCE (TOPR, Le Roux et al. 2025, arXiv 2503.14286).
+"""An own loss, to copy from: tapered REINFORCE (TOPR, Le Roux et al. 2025, arXiv 2503.14286).
 
-Good responses are learned from as they are; bad ones at most with their probability ratio, so that nothing that has
-become unlikely is pushed down further.
+Good responses have full weight. Bad ones have at most their probability ratio, so that a response that has become
+unlikely is not pushed down further.
 """
 
 from paceline.extend import LossInputs, TokenLosses, log_ratio, segment_sums, spread
 
 
 def tapered(inputs: LossInputs, *, most: float = 1.0) -> TokenLosses:
-    """-A log pi where A >= 0; where A < 0 that times the response's ratio, at most `most`, without gradient.
+    """Return -A log pi if A >= 0; if A < 0, that times the response's ratio, at most `most`, without gradient.
 
     Every tensor has one entry per response token [R]; inputs.segments says where a response begins and ends. KL,
     entropy, sampler correction and the mean over tokens come afterwards, from the keys of `objective:`.

@@ -1,4 +1,4 @@
-"""A reward of one's own, to copy from: half for a short answer in the wanted form, half for the right one."""
+"""An own reward, to copy from: half for a short answer in the wanted form, half for the right one."""
 
 import re
 from typing import Any
@@ -7,7 +7,8 @@ ANSWER = re.compile(r"<answer>\s*(.*?)\s*</answer>", re.DOTALL)
 
 
 def grade(prompt: str, response: str, record: dict[str, Any]) -> float:
-    """In [0, 1]. `record` is the whole line of the data file; whatever raises here fails this one response only."""
+    """Return a reward in [0, 1]. `record` is the whole line of the data file. An exception here fails only this
+    response."""
     found = ANSWER.search(response)
     if found is None:
         return 0.0

@@ -17,7 +17,7 @@ TRAIN, HELD_OUT, DEMONSTRATIONS = 512, 64, 1024  # stories
 
 
 def write_all(folder: Path, *, seed: int, demonstrations: int) -> dict[str, int]:
-    """Write the three files below `folder`; returns how many records each has."""
+    """Write the three files below `folder`. Returns the number of records of each."""
     rng = random.Random(f"think-{seed}")
     stories = _different(rng)
     folder.mkdir(parents=True, exist_ok=True)

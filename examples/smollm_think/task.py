@@ -1,6 +1,6 @@
-"""The task "think aloud": stories of things that come and go, most of one or two steps and a few of up to eighteen.
+"""The task "think aloud": stories of things that come and go, most with one or two steps and a few with up to eighteen.
 
-Owns the stories, the wording of prompts and demonstrations, and how often which length occurs. Never touches files, the
+Owns the stories, the wording of prompts and demonstrations, and the distribution of lengths. Never touches files, the
 network or global randomness: generators are passed in.
 """
 
@@ -12,10 +12,10 @@ NAMES = (
     *("Ida", "Jack", "Kate", "Leo", "Mia", "Noah", "Olga", "Paul"),
 )
 THINGS = ("apples", "books", "coins", "cards", "stamps", "shells", "pencils", "marbles", "stickers", "cups")
-# How many steps a story has, and of a hundred stories how many have so many: responses get a long tail.
+# Number of steps of a story: stories per hundred. Responses get a long tail.
 STEPS = {1: 50, 2: 23, 3: 10, 4: 4, 6: 4, 8: 3, 12: 3, 18: 3}
 LARGEST_START, LARGEST_CHANGE, LARGEST = 20, 9, 99
-# A demonstration ends after a step that is not the last with this probability: what RL can remove.
+# Probability that a demonstration ends after a step that is not the last, which RL can remove.
 GIVE_UP = 0.12
 
 GAINS = ("{n} gets {a} more.", "A friend gives {n} {a} {t}.", "{n} buys {a} {t}.", "{n} finds {a} {t}.")
@@ -44,7 +44,7 @@ SUBTRACTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """Somebody has `start` things, and then `changes` of them, each positive or negative and never below one thing."""
+    """A person has `start` things, and then `changes` of them, each positive or negative and never below one thing."""
 
     name: str
     thing: str
@@ -74,7 +74,7 @@ class Story:
         return " ".join((*said, f"How many {self.thing} does {self.name} have now?"))
 
     def thoughts(self, rng: random.Random) -> str:
-        """A demonstration: every calculation is right, but some give up early and answer with what they have."""
+        """Return a demonstration: every calculation is right, but some give up early and answer with what they have."""
         total = self.start
         said = [rng.choice(OPENINGS).format(n=self.name, t=self.thing, x=total)]
         for i, change in enumerate(self.changes):

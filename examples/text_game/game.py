@@ -1,7 +1,7 @@
-"""The game "treasure": somebody walks over an island, hears at every step where the treasure lies, and has few steps.
+"""The game "treasure": a player walks over an island, learns at every step the treasure's direction, and has few steps.
 
-Owns the rules, the wording, how demonstrations play, and the words of the tokenizer. `Island` is the environment that
-`environment.factory` names; its `reset` and `step` are all that Paceline asks of one.
+Owns the rules, the wording, the play of demonstrations, and the words of the tokenizer. `Island` is the environment
+that `environment.factory` names; Paceline only needs its `reset` and `step`.
 """
 
 import random
@@ -19,7 +19,7 @@ WORDS = (PROMPT, "\nit lies", "\nwhat? it lies", "\n> ", "go", *(f" {way}" for w
 
 @dataclass(frozen=True, slots=True, order=True)
 class Level:
-    """Where the walk begins, and where the treasure is: columns and rows of the island, from 0."""
+    """The begin of the walk, and the place of the treasure: columns and rows of the island, from 0."""
 
     x: int
     y: int
@@ -28,7 +28,7 @@ class Level:
 
     @property
     def distance(self) -> int:
-        """Steps that it takes."""
+        """The number of steps to the treasure."""
         return abs(self.treasure_x - self.x) + abs(self.treasure_y - self.y)
 
     @property
@@ -37,8 +37,7 @@ class Level:
 
 
 class Island:
-    """One game. An action is "go north"; the treasure is worth 1 and ends the game, and nothing else is worth
-    anything."""
+    """One game. An action is "go north". The treasure gives a reward of 1 and ends the game; all else gives 0."""
 
     def reset(self, record: Mapping[str, Any]) -> str:
         self._x, self._y = record["x"], record["y"]
@@ -50,7 +49,7 @@ class Island:
         if way not in STEPS or not action.startswith("go "):
             return self._heard("what? "), 0.0, False
         dx, dy = STEPS[way]
-        self._x, self._y = (min(max(at, 0), SIZE - 1) for at in (self._x + dx, self._y + dy))  # around it is the sea
+        self._x, self._y = (min(max(at, 0), SIZE - 1) for at in (self._x + dx, self._y + dy))  # the sea surrounds it
         if (self._x, self._y) == self._treasure:
             return "", 1.0, True
         return self._heard(), 0.0, False
@@ -65,14 +64,14 @@ class Island:
 
 
 def levels(distances: Sequence[int]) -> list[Level]:
-    """All whose treasure is so far away."""
+    """Return all levels with the treasure at these distances."""
     places = range(SIZE)
     found = (Level(x, y, tx, ty) for x in places for y in places for tx in places for ty in places)
     return [level for level in found if level.distance in distances]
 
 
 def demonstrate(level: Level, rng: random.Random, *, turns: int, careless: float) -> tuple[str, list[str]]:
-    """The prompt, and a game as turns and observations in alternation. The player goes where the treasure lies or, with
+    """Return the prompt, and a game as alternating turns and observations. The player goes toward the treasure or, with
     probability `careless`, anywhere."""
     island = Island()
     heard = island.reset(level.record)
@@ -88,6 +87,6 @@ def demonstrate(level: Level, rng: random.Random, *, turns: int, careless: float
 
 
 def vocabulary() -> list[str]:
-    """The words in the order of their ids: special tokens, words, and reserved ones to fill up."""
+    """Return the words in the order of their ids: special tokens, words, and reserved ones to fill up."""
     words = [PAD, EOS, UNK, *WORDS]
     return words + [f"<reserved_{i}>" for i in range(-len(words) % 8)]

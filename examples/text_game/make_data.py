@@ -22,7 +22,7 @@ CARELESS = 0.6
 
 
 def write_all(folder: Path, *, seed: int, demonstrations: int) -> dict[str, int]:
-    """Write every file below `folder`; returns how many records each JSON-lines file has."""
+    """Write every file below `folder`. Returns the number of records of each JSON-lines file."""
     levels = game.levels(DISTANCES)
     random.Random(f"split-{seed}").shuffle(levels)
     held_out, shown = levels[:HELD_OUT], levels[HELD_OUT:]

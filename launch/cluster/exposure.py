@@ -1,5 +1,6 @@
-"""What of Ray is open to the network: whoever reaches its servers without a token can run code. Owns the sentence that
-says so; opens and closes nothing, and is never an error: whose network it is, others know.
+"""The servers of Ray that the network can reach. Whoever reaches one without a token can run code.
+
+Owns the sentence that says so. Opens and closes nothing. It is never an error: only the user knows whose network it is.
 """
 
 from ipaddress import ip_address
@@ -13,11 +14,11 @@ REMEDY = (
     "start every node with RAY_AUTH_MODE=token (docs/tutorials/cluster.md, 'The token') and the head with "
     "--dashboard-host=127.0.0.1; or keep others off this network"
 )
-_ASKED = "/ray.rpc.NodeInfoGcsService/GetClusterId"  # of all calls the one that needs no cluster id
+_ASKED = "/ray.rpc.NodeInfoGcsService/GetClusterId"  # the one call that needs no cluster id
 
 
 def exposure(session: RaySession, *, token: bool) -> str:
-    """What is open and what closes it; empty if nothing is. token: Ray asks its clients for a token.
+    """Return what is reachable and what closes it; empty if nothing is. token: Ray asks its clients for a token.
 
     A private head (`owned`) is judged by its dashboard only: its other servers get a token of this process."""
     if token:
@@ -30,9 +31,9 @@ def exposure(session: RaySession, *, token: bool) -> str:
 
 
 def asks_for_token(session: RaySession, timeout_s: float = 5.0) -> bool:
-    """Whether Ray refuses who has none: a private head is this process's own and does as it does (RAY_AUTH_MODE);
-    another is called once without a token, for its clients' mode says nothing of it. Where that call gets no answer
-    (Ray with TLS), the mode is believed."""
+    """Whether Ray refuses clients without a token. A private head follows this process (RAY_AUTH_MODE). Another head is
+    called once without a token, since the mode of its clients says nothing about it. If that call gets no answer (Ray
+    with TLS), the mode decides."""
     if not session.owned:
         with grpc.insecure_channel(session.address, options=[("grpc.enable_http_proxy", 0)]) as channel:
             try:

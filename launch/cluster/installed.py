@@ -1,5 +1,7 @@
-"""What a process finds installed where it runs. Owns the reading only: nothing here imports torch, Ray or the native
-extension, so that it costs milliseconds in the driver and on every node.
+"""The versions installed where this process runs.
+
+Owns the reading only. Nothing here imports torch, Ray or the native extension, so it costs milliseconds in the driver
+and on every node.
 """
 
 import hashlib
@@ -17,10 +19,10 @@ _DIGITS = 12  # of a hash: enough to tell two installations apart
 
 
 def installed() -> dict[str, str]:
-    """What must not differ within a run, by what it is.
+    """Return the versions that must be equal across a run, by name.
 
-    Of Python the minor version: patches work together (Ray's own check, at `ray start`, is stricter). Of torch the
-    public version: a head without GPU may have the build for CPUs.
+    Python by minor version, since patch releases work together (Ray's own check, at `ray start`, is stricter). torch by
+    public version, since a head without a GPU may have the CPU build.
     """
     return {
         "Python": f"{sys.version_info.major}.{sys.version_info.minor}",
@@ -33,7 +35,7 @@ def installed() -> dict[str, str]:
 
 
 def code(root: Path, packages: Sequence[str]) -> str:
-    """A hash of the Python files of `packages`, directories below `root`: their names and contents."""
+    """Return a hash of the names and contents of the Python files of `packages`, directories below `root`."""
     digest = hashlib.sha256()
     for package in packages:
         for path in sorted((root / package).rglob("*.py")):
@@ -43,7 +45,7 @@ def code(root: Path, packages: Sequence[str]) -> str:
 
 
 def native_stamp() -> str:
-    """Stamp of the sources that the extension was built from, as its build wrote it beside it (CMakeLists.txt)."""
+    """Return the stamp of the sources that the extension was built from, written by its build (CMakeLists.txt)."""
     spec = find_spec("paceline_native")
     if spec is None or spec.origin is None:
         return NONE

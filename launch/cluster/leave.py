@@ -1,10 +1,10 @@
-"""A machine that is about to go says so to Ray, and waits for its rollout workers: `python -m launch.cluster.leave`.
+"""Announce to Ray that this machine is about to go, and wait for its rollout workers: `python -m launch.cluster.leave`.
 
 For hooks that run on the machine itself before it ends (KubeRay's preStop, a cloud's shutdown script), where no
-metadata service is heard. Ray then counts the node as draining; runs hear that (launch/fleet/feed.py) and let its
-rollout workers leave with all tokens. Owns which node it is, the telling and the waiting; it ends no process. Of
-several nodes on one machine it takes none that was not named: they may be other people's clusters, and Ray takes no
-drain back.
+metadata service announces the end. Ray then counts the node as draining. Runs see that (launch/fleet/feed.py) and let
+their rollout workers leave with all tokens. Owns the choice of the node, the announcement and the wait. It ends no
+process. If a machine hosts several nodes, it takes only those that are named: others may belong to other people's
+clusters, and Ray takes no drain back.
 """
 
 import argparse
@@ -21,7 +21,7 @@ import psutil
 
 _PREEMPTION = 2  # DRAIN_NODE_REASON_PREEMPTION of Ray's protocol
 _LOOK_S = 0.2
-_WORKER = "ray::RolloutWorker"  # as Ray titles the process of such an actor
+_WORKER = "ray::RolloutWorker"  # title that Ray gives the process of such an actor
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +33,11 @@ class Raylet:
 
 
 class UnclearNodeError(ValueError):
-    """Which node is meant cannot be told."""
+    """It is not clear which node is meant."""
 
 
 def raylets() -> Iterator[Raylet]:
-    """Those of this user on this machine."""
+    """Yield this user's raylets on this machine."""
     for process in psutil.process_iter():
         with suppress(psutil.Error):
             if process.name() != "raylet" or process.uids().real != os.getuid():
@@ -49,7 +49,7 @@ def raylets() -> Iterator[Raylet]:
 
 
 def _same_server(one: str, other: str) -> bool:
-    """Whether two host:port are one, by name or by address."""
+    """Whether two host:port name one server, by name or by address."""
 
     def addresses(server: str) -> set[object]:
         host, _, port = server.rpartition(":")
@@ -61,10 +61,10 @@ def _same_server(one: str, other: str) -> bool:
 
 
 def chosen(here: Iterable[Raylet], *, address: str = "", node: str = "", every: bool = False) -> list[Raylet]:
-    """Those that are meant: never a head, whose end is the cluster's.
+    """Return the raylets that are meant. Never a head, which would end the cluster.
 
-    address: of the cluster (RAY_ADDRESS; what names no server, as "auto", says nothing). node: the beginning of an id.
-    Raises UnclearNodeError where there are several and not `every` is wanted, or none of those that are named."""
+    address: of the cluster (RAY_ADDRESS; a value that names no server, such as "auto", is ignored). node: the beginning
+    of an id. Raises UnclearNodeError if there are several and `every` is false, or none matches."""
     nodes = [raylet for raylet in here if not raylet.head]
     found = [raylet for raylet in nodes if raylet.node_id.startswith(node)]
     if named := ":" in address and "://" not in address:
@@ -86,7 +86,7 @@ def working(raylet: Raylet) -> bool:
 
 
 def tell(raylet: Raylet, within_s: float) -> str | None:
-    """Ray's reason if it refuses."""
+    """Announce to Ray that the node leaves. Returns Ray's reason if it refuses."""
     from ray._raylet import GcsClient  # type: ignore[attr-defined]
 
     deadline_ms = time.time_ns() // 1_000_000 + int(within_s * 1000)
@@ -105,13 +105,13 @@ def leave(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> bool:
-    """Whether every rollout worker of these nodes had left within the time. Without a node there is nobody to wait
-    for."""
+    """Return whether every rollout worker of these nodes had left in time. Without a node there is nothing
+    to wait for."""
     deadline_s = clock() + within_s
     for raylet in here:
         try:
             refused = tell(raylet, within_s)
-        except Exception as error:  # a head that is gone: Ray raises what it likes
+        except Exception as error:  # the head is gone; Ray raises any exception here
             refused = str(error)
         if refused is not None:
             print(f"Ray was not told that node {raylet.node_id[:8]} will end: {refused}")

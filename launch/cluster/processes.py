@@ -1,13 +1,12 @@
-"""Ray's processes on this machine: those that serve this node, and those that a private head leaves behind. Owns how
-they are recognised.
+"""Ray's processes on this machine: the servers of this node, and the processes that a killed driver's head leaves.
 
-A driver that is killed takes its head's servers with it, but not their agents: some 200 MB, for good. A private head's
-session folder is marked with the driver; the next start of a head ends what still belongs to folders whose driver is
-gone. To belong means: of this user, and with a file below the folder open for writing (titles of Ray's processes tell
-nothing, and who merely reads a log is not touched).
+Owns how they are recognised. A killed driver takes its head's servers with it, but not their agents, which hold some
+200 MB for good. So a private head's session folder is marked with its driver. The next start of a head ends the
+processes that belong to folders whose driver is gone. A process belongs if it is this user's and has a file below the
+folder open for writing. Titles of Ray's processes are not reliable, and a mere reader of a log is not touched.
 
 A private head's servers get sessions of their own, so that a signal to the driver's process group (Ctrl-C, `timeout`)
-reaches the driver only. They still end with the driver: Ray asks the kernel for that, and sessions do not matter to it.
+reaches the driver only. They still end with the driver: Ray asks the kernel for that, regardless of sessions.
 """
 
 import os
@@ -32,7 +31,7 @@ for pid in sys.argv[2:]:
         pass
 """
 
-_detaching: set[int] = set()  # threads whose new processes begin a session
+_detaching: set[int] = set()  # threads whose new processes start their own session
 
 
 def _detach() -> None:
@@ -45,9 +44,9 @@ os.register_at_fork(after_in_child=_detach)
 
 @contextmanager
 def sessions_of_their_own() -> Iterator[None]:
-    """Let processes that this thread forks in the block begin a session each: those of os.fork() and of subprocess with
-    a `preexec_fn`, which is how Ray starts its servers (ray/_private/services.py, start_ray_process). It is done in the
-    fork because a process that runs another program already cannot be moved."""
+    """Let each process that this thread forks in the block start its own session. It applies to os.fork() and to
+    subprocess with a `preexec_fn`, which is how Ray starts its servers (ray/_private/services.py, start_ray_process).
+    It must happen in the fork, since a process that already runs another program cannot be moved."""
     _detaching.add(threading.get_ident())
     try:
         yield
@@ -56,7 +55,7 @@ def sessions_of_their_own() -> Iterator[None]:
 
 
 def servers_of(node_id: str) -> dict[str, int]:
-    """Process ids of the raylet of that node and, if it is the head, of the GCS; as far as they are on this machine."""
+    """Return the process ids of that node's raylet and, on the head, of the GCS, as far as they run on this machine."""
     arguments = {"raylet": f"--node_id={node_id}", "gcs_server": f"--node-id={node_id}"}
     found = {}
     for path in _PROC.glob("[0-9]*"):
@@ -68,12 +67,12 @@ def servers_of(node_id: str) -> dict[str, int]:
 
 
 def mark(session: Path) -> None:
-    """This process drives the head whose folder that is."""
+    """Mark this process as the driver of the head with that session folder."""
     (session / MARK).write_text(f"{os.getpid()} {_started(os.getpid())}\n", encoding="ascii")
 
 
 def sweep(root: Path) -> int:
-    """End what heads below `root` left behind whose drivers are gone; how many processes."""
+    """End the processes of heads below `root` whose drivers are gone. Returns their number."""
     ended = 0
     for path in {path.resolve() for path in root.glob(f"session_*/{MARK}")}:  # one of them is session_latest, a link
         with suppress(OSError, ValueError):
@@ -87,7 +86,7 @@ def sweep(root: Path) -> int:
 
 
 def end_processes(session: Path) -> int:
-    """SIGKILL to all that belong to a session's folder but this process; how many."""
+    """Send SIGKILL to all processes of a session's folder except this one. Returns their number."""
     found = _others(session)
     for pid in found:
         with suppress(ProcessLookupError):
@@ -96,15 +95,15 @@ def end_processes(session: Path) -> int:
 
 
 def end_processes_afterwards(session: Path) -> None:
-    """The same, as soon as this process is over, by another one: a call into Ray that waits for its raylet ends this
-    process at once when the raylet goes, with Ray's own exit code."""
+    """Do the same from another process as soon as this one is over. When the raylet goes, a call into Ray that waits
+    for it ends this process at once, with Ray's own exit code."""
     command = [sys.executable, "-I", "-S", "-c", _AFTERWARDS, *map(str, (os.getpid(), *_others(session)))]
     null = subprocess.DEVNULL
     subprocess.Popen(command, stdin=null, stdout=null, stderr=null, start_new_session=True)
 
 
 def processes_below(folder: Path) -> list[int]:
-    """Processes of this user with a file below the folder open for writing."""
+    """Return this user's processes that have a file below the folder open for writing."""
     resolved = folder.resolve()
     return [pid for pid in _processes() if _writes_below(pid, resolved)]
 
@@ -114,7 +113,7 @@ def _others(session: Path) -> list[int]:
 
 
 def _processes() -> list[int]:
-    """Of this user; none where the system does not say."""
+    """Return the ids of this user's processes; empty if there is no /proc."""
     found = []
     for path in _PROC.glob("[0-9]*"):
         with suppress(OSError):
@@ -142,7 +141,7 @@ def _writable(pid: int, descriptor: str) -> bool:
 
 
 def _started(pid: int) -> str:
-    """When the process started, in clock ticks since boot; empty if there is none."""
+    """Return when the process started, in clock ticks since boot; empty if there is none."""
     try:
         return (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[19]
     except OSError:

@@ -1,18 +1,18 @@
-"""Ray, started or attached to, for the time of a `with` block. Owns nothing else: actors belong to who made them.
+"""A Ray session for the time of a `with` block: started, or attached to. Actors belong to their makers.
 
     with ray_session(address=address, cpus=4) as session: ...
 
-- `address` or RAY_ADDRESS (set inside a Ray job): attach to that cluster. An address where nothing answers as Ray does
-  is an error after seconds, not after the minutes for which Ray would retry.
+- `address` or RAY_ADDRESS (set inside a Ray job): attach to that cluster. If no Ray answers there, that is an error
+  after seconds, not after the minutes for which Ray retries.
 - neither: a private head for this process, gone when the block ends. Ray's servers listen on every interface, so the
   head keeps Ray's token authentication, with a random token that lives in this process's environment only
   (RAY_AUTH_TOKEN or RAY_AUTH_MODE in the environment win).
 - Ray already initialised in this process: used as it is, and left running.
 
 A private head's servers are in sessions of their own: a signal to this process's group does not reach them. A head that
-does not start in time is tried once more. What an earlier head left behind, whose driver was killed, is ended first.
-With `on_lost` Ray's own servers are watched, and this process ends when they are lost: there is no other way out of a
-call to Ray that never returns.
+does not start in time is tried once more. Processes left by a head whose driver was killed are ended first. With
+`on_lost` Ray's own servers are watched. This process ends when they are lost: a call to Ray that never returns leaves
+no other way out.
 
 A SIGTERM handler of this process stays in place (ray.init would replace it).
 """
@@ -52,7 +52,7 @@ from launch.errors import PacelineError, RayLostError
 _CONNECT_TIMEOUT_S = 15.0  # a busy head takes seconds to answer
 _ASK_AGAIN_S = 0.2
 _TELL_S = 5.0  # for `on_lost`, which may wait for a lock that the blocked thread holds
-_OWN_ADDRESSES_BYTES = 4 * 2**30  # libraries, threads' stacks and heaps of the driver, beside the object store
+_OWN_ADDRESSES_BYTES = 4 * 2**30  # libraries, thread stacks and heaps of the driver, besides the object store
 _START_REMEDY = (
     "the machine is too busy, or lacks memory or space in /tmp or /dev/shm: see the newest logs below {logs}; "
     "or start a head yourself (ray start --head) and set cluster.address"
@@ -96,7 +96,7 @@ def ray_session(
         return
     before = signal.getsignal(signal.SIGTERM)
     address = address or os.environ.get("RAY_ADDRESS") or None
-    # One line of news per session about the authentication mode, which is decided here, is not news.
+    # The authentication mode is decided here, so Ray's message about it in each session is no news.
     logging.getLogger("ray._private.authentication.authentication_token_setup").setLevel(logging.ERROR)
     common: dict[str, Any] = {"log_to_driver": log_to_driver, "logging_level": logging.WARNING}
     if code_paths:
@@ -131,7 +131,7 @@ def ray_session(
     session = _session(owned=owned)
     folder = Path(_session_dir()) if owned else None
     if folder is not None:
-        with suppress(OSError):  # a full disk: then nobody will know whose it was
+        with suppress(OSError):  # a full disk: then the folder stays unmarked
             mark(folder)
     try:
         if on_lost is None:
@@ -190,7 +190,7 @@ def _start_head(arguments: dict[str, Any], root: Path) -> None:
 
 
 def _hopeless(error: Exception, root: Path) -> str:
-    """The remedy for what a second try cannot mend; empty for the rest."""
+    """Return the remedy for an error that a second try cannot fix; empty for others."""
     if (long := _TOO_LONG.search(str(error))) is not None:
         over = len(os.fsencode(long[2])) - int(long[1])
         return f"{root} is too long by {over} bytes for the sockets below it: set RAY_TMPDIR to a shorter path (/tmp)"
@@ -198,19 +198,20 @@ def _hopeless(error: Exception, root: Path) -> str:
 
 
 def _to_watch(session: RaySession) -> tuple[dict[str, str], dict[str, int]]:
-    """Ray's servers as host:port by name, and the processes whose end is the end, if they are on this machine."""
+    """Return Ray's servers (host:port by name), and those processes on this machine whose end means that
+    Ray is lost."""
     here = ray.get_runtime_context().get_node_id()
     servers = {"Ray's GCS": session.address}
     for node in ray.nodes():  # type: ignore[no-untyped-call]
         if node["NodeID"] == here:
             servers["Ray's raylet"] = f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}"
-    # The GCS of a cluster may be one that comes back; a node's raylet never does.
+    # A cluster's GCS may come back; a node's raylet never does.
     names = {"raylet": "Ray's raylet"} | ({"gcs_server": "Ray's GCS"} if session.owned else {})
     return servers, {names[key]: pid for key, pid in servers_of(here).items() if key in names}
 
 
 def _end(reason: str, on_lost: Callable[[RayLostError], None], folder: Path | None) -> None:
-    """Tell, and end this process and what is left of a head of our own."""
+    """Report the loss, end what is left of our own head, and end this process."""
     error = RayLostError(reason)
     teller = threading.Thread(target=on_lost, args=(error,), daemon=True)
     teller.start()
@@ -221,11 +222,11 @@ def _end(reason: str, on_lost: Callable[[RayLostError], None], folder: Path | No
 
 
 def _keep_ray_off_the_terminal() -> None:
-    """What Ray's servers have to say about a lost process is a paragraph with ids. It goes where the driver's warnings
-    go; whoever lost something says so in our words."""
+    """Send what Ray's servers print about lost processes to the driver's log: it is a paragraph with ids. The code that
+    lost something reports it in our words."""
 
     said = logging.getLogger("raylet")
-    said.addHandler(logging.NullHandler())  # else what nobody else handles is printed
+    said.addHandler(logging.NullHandler())  # otherwise Python prints unhandled records
 
     def into_log(data: dict[str, Any], ignore_prefix: bool) -> None:
         for line in data["lines"]:
@@ -272,7 +273,7 @@ def check_reachable(address: str, timeout_s: float) -> None:
 
 
 def _running_cluster() -> str:
-    """What `ray start` on this machine wrote down."""
+    """Return the address that `ray start` on this machine wrote down."""
     try:
         return (_temp_root() / "ray_current_cluster").read_text().strip()
     except OSError as error:
@@ -288,7 +289,7 @@ def _session_dir() -> str:
 
 
 def _temp_root() -> Path:
-    """Where Ray keeps its sessions unless told otherwise."""
+    """Return the folder of Ray's sessions, unless the environment sets another."""
     return Path(os.environ.get("RAY_TMPDIR", tempfile.gettempdir() if os.name == "nt" else "/tmp")) / "ray"
 
 

@@ -1,13 +1,14 @@
-"""Nodes whose installation differs from the driver's: found before an actor fails there, named once, not used.
+"""Find nodes whose installation differs from the driver's, before an actor fails there. Each is reported once, not
+used.
 
-Owns the asking (one task per node, once, that takes no resources) and who is refused; where actors go is decided by
-who places them (`off` in actors/placement.py keeps them off a node).
+Owns the query (one task per node, once, that takes no resources) and the list of refused nodes. The code that places
+actors keeps them off these nodes (`off` in actors/placement.py).
 
     versions = compared(session, observer)   # waits for the answers of the nodes that are there
     with place(config, versions.refused) as placement: ...
     versions.look()                                # now and then: asks nodes that have joined; never waits
 
-Ray refuses a node with another Ray or Python at its `ray start` already; what it cannot know are torch and Paceline.
+Ray refuses a node with another Ray or Python at its `ray start` already. It does not know torch and Paceline.
 """
 
 import logging
@@ -27,16 +28,16 @@ from launch.cluster.session import RaySession
 from launch.errors import PacelineError
 
 REMEDY = "install there what the driver runs with (docs/tutorials/cluster.md, Upgrading)"
-_START_S = 60.0  # a node whose first worker process takes longer is heard later
+_START_S = 60.0  # a node with a slower first worker process is checked later
 _LOOK_S = 5.0  # between two lists of the cluster's nodes
 _TRIES = 3  # of a node on which the task was lost
 _log = logging.getLogger(__name__)
 
-Asked = Any  # an ObjectRef of what `installed` answers
+Asked = Any  # an ObjectRef of `installed`'s answer
 
 
 def ask(node_id: str) -> Asked:
-    """Have the node say what it has; the answer is awaited elsewhere."""
+    """Ask the node for its versions. Returns a reference to the answer."""
     task: Any = ray.remote(num_cpus=0, max_retries=0)(installed)
     return task.options(
         name="versions", scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False)
@@ -44,13 +45,13 @@ def ask(node_id: str) -> Asked:
 
 
 def alive() -> dict[str, str]:
-    """Addresses of the nodes that are there, by id."""
+    """Return the addresses of the nodes that are alive, by id."""
     nodes = ray.nodes()  # type: ignore[no-untyped-call]
     return {node["NodeID"]: node["NodeManagerAddress"] for node in nodes if node["Alive"]}
 
 
 def differences(mine: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:
-    """`torch 2.12.0 where the driver has 2.13.0`, in the driver's order."""
+    """Describe the differences in the driver's order, such as `torch 2.12.0 where the driver has 2.13.0`."""
     return [
         f"{name} {theirs.get(name, 'unknown')} where the driver has {value}"
         for name, value in mine.items()
@@ -69,7 +70,7 @@ def compared(session: RaySession, observer: RunObserver) -> "NodeVersions":
 
 @dataclass(frozen=True, slots=True)
 class NodeRefused:
-    """Nothing of the run may be there."""
+    """A node on which nothing of the run may be placed."""
 
     node_id: str
     reason: str
@@ -77,13 +78,13 @@ class NodeRefused:
 
 @dataclass(frozen=True, slots=True)
 class RefusedGone:
-    """It belongs to the cluster no more."""
+    """A refused node has left the cluster."""
 
     node_id: str
 
 
 class NodeVersions:
-    """See the module docstring. Not thread-safe. `refused`: node id to what people are told."""
+    """See the module docstring. Not thread-safe. `refused`: the reason shown to people, by node id."""
 
     def __init__(
         self,
@@ -100,10 +101,10 @@ class NodeVersions:
         self._clock = clock
         self._nodes: dict[str, str] = {}
         self._asked: dict[Asked, str] = {}
-        self._lost: dict[str, int] = {}  # tasks by node
+        self._lost: dict[str, int] = {}  # lost tasks by node
         self._known = set(trusted)  # asked, or answered
         self._look_s = float("-inf")  # when nodes are listed again
-        self._asked_s: dict[str, float] = {}  # when, by node
+        self._asked_s: dict[str, float] = {}  # time of the question, by node
 
     # What Ray is asked.
 
@@ -124,17 +125,18 @@ class NodeVersions:
     # What a run asks.
 
     def look(self, timeout_s: float = 0.0) -> list[NodeRefused | RefusedGone]:
-        """Ask who is new, and hear who answers within `timeout_s`: what has changed. Cheap where nothing is new."""
+        """Ask new nodes, take the answers that arrive within `timeout_s`, and return what changed. Cheap if nothing is
+        new."""
         changed: list[NodeRefused | RefusedGone] = []
         if timeout_s > 0 or self._clock() >= self._look_s:
             self._look_s = self._clock() + _LOOK_S
             try:
                 self._nodes = dict(self._alive())
-            except Exception:  # Ray raises what it likes while its head restarts: whether it is lost others decide
+            except Exception:  # Ray raises any exception while its head restarts; RayWatch decides whether it is lost
                 _log.warning("the cluster's nodes could not be listed", exc_info=True)
             for node_id in self.refused.keys() - self._nodes.keys():
                 del self.refused[node_id]
-                self._known.discard(node_id)  # if it was only not listed, it is asked again
+                self._known.discard(node_id)  # if only the listing missed it, it is asked again
                 changed.append(RefusedGone(node_id))
             for node_id in self._nodes.keys() - self._known:
                 self._known.add(node_id)
@@ -151,8 +153,8 @@ class NodeVersions:
         return changed
 
     def vouched(self, node_id: str) -> bool:
-        """Whether actors may start there: it has answered and does not differ, or does not answer for a minute. A node
-        that is not known yet is listed at the next look."""
+        """Whether actors may start on the node: its versions agree, or it has not answered for 60 s. An unknown node is
+        listed at the next look."""
         if node_id not in self._known:
             self._look_s = float("-inf")
             return self._lost.get(node_id, 0) >= _TRIES
@@ -161,15 +163,15 @@ class NodeVersions:
         return node_id not in self.refused
 
     def unvouched(self) -> set[str]:
-        """Nodes (ids) on which nothing is to start now."""
+        """Return the ids of nodes on which nothing may start now."""
         return {node_id for node_id in self._nodes if not self.vouched(node_id)}
 
     def off_unvouched(self) -> dict[str, Any]:
-        """Ray's options of workers that nothing but their code ties to a node."""
+        """Return the Ray options of workers that only their code ties to a node."""
         return {"label_selector": selector} if (selector := off(self.unvouched())) else {}
 
     def require_one(self) -> None:
-        """Raise PacelineError if every node is refused: then waiting for room would be in vain."""
+        """Raise PacelineError if every node is refused, since waiting for room would be in vain."""
         if self._nodes and self._nodes.keys() <= self.refused.keys():
             reasons = "; ".join(self.refused[node_id] for node_id in sorted(self._nodes))
             raise PacelineError(f"none of the cluster's nodes can be used: {reasons}", remedy=REMEDY)
@@ -194,7 +196,7 @@ class NodeVersions:
 
 
 class AllVouched(NodeVersions):
-    """Nobody is asked: every node will do."""
+    """A stand-in that asks nobody and accepts every node."""
 
     def __init__(self) -> None:
         super().__init__(mine={})

@@ -1,9 +1,9 @@
-"""Whether Ray itself is still there, watched from threads of the driver. Owns the finding out; what follows is told.
+"""Watch from threads of the driver whether Ray itself is still there. Only detects a loss; the caller reacts.
 
-Ray's calls do not all obey deadlines: `ray.put` beside a stopped raylet never returns, nor does the end of a run beside
-a stopped GCS; where one of them dies, Ray's core ends the driver, with its own words. So nothing in the driver's loop
-can be relied on to notice. Two threads can: one waits for the end of the processes of a private head, the other
-asks Ray's servers for their health. A server that never answered (one that wants TLS) is not asked further.
+Not all of Ray's calls obey deadlines. `ray.put` next to a stopped raylet never returns, nor does the end of a run next
+to a stopped GCS. If one of them dies, Ray's core ends the driver with its own message. So the driver's loop cannot
+detect a loss reliably. Two threads can: one waits for the end of a private head's processes, the other asks Ray's
+servers for their health. A server that has never answered (one that requires TLS) never counts as lost.
 """
 
 import os
@@ -19,13 +19,13 @@ from coordinator.admin.probe import answers
 
 PERIOD_S = 2.0
 PROBE_S = 5.0
-LEAST_FAILURES = 3  # in a row: this process may have been stopped itself
+LEAST_FAILURES = 3  # in a row, since this process may have been stopped itself
 
 
 class RayWatch:
-    """Watches from `__enter__` to `__exit__`, and calls `lost` with the reason once at most, on a thread of its own.
+    """Watches from `__enter__` to `__exit__`, and calls `lost` with the reason at most once, on its own thread.
 
-    servers: host:port by what it is. processes: process ids by what they are; their end is a loss until `closing`.
+    servers: host:port by name. processes: process ids by name; the end of one is a loss until `closing` is called.
     """
 
     def __init__(
@@ -41,13 +41,13 @@ class RayWatch:
     ) -> None:
         self._servers, self._timeout_s, self._lost = dict(servers), timeout_s, lost
         self._answers, self._period_s, self._clock = answers, period_s, clock
-        self._told = threading.Lock()  # taken once, by whoever tells
+        self._told = threading.Lock()  # acquired once, by the thread that reports
         self._armed: set[str] = set()  # servers that have answered once
         self._over, self._expected = threading.Event(), threading.Event()
-        self._ends: dict[int, str] = {}  # by descriptor of the process
+        self._ends: dict[int, str] = {}  # process names by descriptor
         if hasattr(os, "pidfd_open"):
             for name, pid in processes.items():
-                with suppress(OSError):  # an old kernel: Ray's own words then
+                with suppress(OSError):  # an old kernel: then Ray's own message remains
                     self._ends[os.pidfd_open(pid)] = f"{name} (process {pid})"
         self._wake = os.eventfd(0) if self._ends else -1
         targets = [self._ask, self._wait] if self._ends else [self._ask]
@@ -59,7 +59,7 @@ class RayWatch:
         return self
 
     def closing(self) -> None:
-        """From now on Ray is being ended: processes may go, but a silence is still a loss."""
+        """Note that Ray is being shut down: processes may end from now on, but silence is still a loss."""
         self._expected.set()
 
     def __exit__(
@@ -76,8 +76,8 @@ class RayWatch:
                 os.close(descriptor)
 
     def settle(self) -> None:
-        """After a failure of anything that uses Ray: returns when every server answers, so that the failure is its own,
-        or not at all, for a loss of Ray has other symptoms first, and is told in at most the time it always takes."""
+        """Call it after a failure of anything that uses Ray. It returns when every server answers: then the failure is
+        not Ray's. If Ray is lost, it does not return, and the watch reports the loss within its usual time."""
         while any(not self._answers(self._servers[name], PROBE_S) for name in sorted(self._armed)):
             self._over.wait(self._period_s)
 
@@ -91,7 +91,7 @@ class RayWatch:
 
     def _ask(self) -> None:
         failures: dict[str, int] = {}
-        since_s: dict[str, float] = {}  # start of the first question in a row without an answer
+        since_s: dict[str, float] = {}  # time of the first unanswered question in a row
         while not self._over.wait(self._period_s):
             for name, address in self._servers.items():
                 asked_s = self._clock()

@@ -205,7 +205,7 @@ def _is_run(run: Path | None) -> TypeGuard[Path]:
 
 
 def _has_coordinator(run: Path) -> bool:
-    """Whether the run has a coordinator, or had one: the file stays."""
+    """Whether the run has a coordinator, or had one, since the file stays."""
     from coordinator.address import FILE_NAME
     from launch.run_folder import holder
 

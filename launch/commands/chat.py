@@ -1,6 +1,6 @@
-"""`paceline chat`: ask a model in the terminal, with the template, the sampling and the stop rules of its run.
+"""`paceline chat`: query a model in the terminal, with the template, the sampling and the stop rules of its run.
 
-Owns the conversation and what is printed of it. One native engine in this process, without Ray and without drafts.
+Owns the conversation and its output. One native engine in this process, without Ray and without drafts.
 """
 
 import sys
@@ -27,14 +27,15 @@ from models.noise import noise_key
 
 EPOCH = -(10**6)  # shares no noise with training (0 and up) and held-out sets (-1 and down)
 NEW = "/new"
-UNKNOWN = "\ufffd"  # what an incomplete character is decoded as
+UNKNOWN = "\ufffd"  # decoded form of an incomplete character
 
 
 class Chat:
-    """A model, and what was said so far. `config.model.path` is a Hugging Face folder."""
+    """A model and the conversation so far. `config.model.path` is a Hugging Face folder."""
 
     def __init__(self, config: Config, *, single: bool = False) -> None:
-        """`single`: each prompt by itself. Loads the model; raises DataError and what the engine raises."""
+        """`single`: each prompt is a conversation of its own. Loads the model; raises DataError and the engine's
+        errors."""
         self._config = config
         self._tokenizer: Tokenizer = tokenizer_of(config)
         self._template: Template = make_template(config.data, self._tokenizer)
@@ -42,7 +43,7 @@ class Chat:
         self._sampling = sampling_params(config.rollout.sampling, stop_tokens_of(config, self._tokenizer))
         self._stop = stop_rule(config.rollout.sampling, self._tokenizer)
         self._messages: list[dict[str, str]] = []
-        self._asked = 0  # prompts, of all conversations: the noise of each is another
+        self._asked = 0  # prompts in all conversations; each gets its own noise
         options = _engine_options(config)
         self._engine: EngineCore = build(
             Start(
@@ -57,13 +58,13 @@ class Chat:
         )
 
     def new(self) -> None:
-        """Forget what was said."""
+        """Start a new conversation."""
         self._messages.clear()
 
     def answer(self, prompt: str, interrupt: Interrupt) -> "Iterator[str | Rollout]":
-        """The response's text, piece by piece as it is sampled, and last its Rollout; `interrupt` ends it early.
+        """Yield the response's text in pieces as it is sampled, and last its Rollout. `interrupt` ends it early.
 
-        Raises PacelineError where the engine refuses the prompt, which is not remembered then."""
+        Raises PacelineError if the engine refuses the prompt, which is then not kept in the conversation."""
         if self.single:
             self.new()
         said = [*self._messages, {"role": "user", "content": prompt}]
@@ -99,7 +100,7 @@ class Chat:
         yield rollout
 
     def cut(self, rollout: Rollout) -> str:
-        """Why a response has no end of its own, in words; empty if it has one."""
+        """Return why a response has no end of its own, in words; empty if it has one."""
         if rollout.finish_reason is not FinishReason.LENGTH:
             return ""
         most = self._sampling.max_new_tokens
@@ -109,20 +110,20 @@ class Chat:
 
 
 class Pieces:
-    """Text of tokens that come one by one. A character is held back until all its tokens are there."""
+    """Decodes tokens that come one by one to text. A character is held back until all its tokens are there."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._tokens: list[int] = []
-        self._from = self._shown = 0  # tokens: those before _shown are printed, those from _from on decoded again
+        self._from = self._shown = 0  # tokens: those before _shown are printed, decoding starts again at _from
 
     def add(self, tokens: IntArray) -> str:
-        """What can be printed now."""
+        """Add tokens and return the text that can be printed now."""
         self._tokens += tokens.tolist()
         return self._next(final=False)
 
     def rest(self, tokens: IntArray) -> str:
-        """What is left of the whole response `tokens`."""
+        """Return the unprinted rest of the whole response `tokens`."""
         self._tokens = tokens.tolist()
         return self._next(final=True)
 
@@ -139,7 +140,7 @@ class Pieces:
 
 @dataclass(frozen=True, slots=True)
 class _Screen:
-    """Answers to stdout, everything else to stderr."""
+    """Prints answers to stdout, everything else to stderr."""
 
     terminal: bool
 
@@ -148,7 +149,7 @@ class _Screen:
         print(f"{dim}{text}{plain}", file=sys.stderr, flush=True)
 
     def answer(self, chat: Chat, prompt: str) -> None:
-        """Print it as it comes. Raises Interrupted, but on a terminal Ctrl-C ends the answer only."""
+        """Print the answer as it arrives. Raises Interrupted; on a terminal Ctrl-C only ends the answer."""
         with interrupt_flag() as interrupt:
             for piece in chat.answer(prompt, interrupt):
                 if isinstance(piece, str):
@@ -170,8 +171,9 @@ def chat(
     temperature: float | None = None,
     max_new_tokens: int | None = None,
 ) -> None:
-    """Answer `prompt`; without one every line of stdin, with `/new` between conversations. `what`: the model, for
-    people. `single`: each prompt by itself. `temperature`, `max_new_tokens`: instead of rollout.sampling's."""
+    """Answer `prompt`; without one, every line of stdin, with `/new` between conversations. `what`: the model's name
+    for people. `single`: each prompt is a conversation of its own. `temperature`, `max_new_tokens` replace
+    rollout.sampling's."""
     for name, value in (("temperature", temperature), ("max_new_tokens", max_new_tokens)):
         if value is not None:
             config = replaced(config, f"rollout.sampling.{name}", value)
@@ -203,7 +205,7 @@ def _greeting(config: Config, what: str, model: Chat) -> str:
 
 
 def _lines(terminal: bool) -> Iterator[str]:
-    """Of stdin, without blanks around them; on a terminal until Ctrl-C or Ctrl-D."""
+    """Yield the lines of stdin, stripped; on a terminal until Ctrl-C or Ctrl-D."""
     if not terminal:
         yield from (line.strip() for line in sys.stdin)
         return
@@ -218,7 +220,7 @@ def _lines(terminal: bool) -> Iterator[str]:
 
 
 def _engine_options(config: Config) -> EngineOptions:
-    """The run's, for one request at a time, in one process on all cores."""
+    """Return the run's engine options, for one request at a time, in one process on all cores."""
     options = config.rollout.engine
     most = options.max_model_tokens or limits_of(read_config(config.model.path)).positions or options.kv_tokens
     whole = -(-most // options.block_tokens) * options.block_tokens

@@ -458,8 +458,8 @@ add_commands(app)
 
 
 def main() -> None:
-    """Run the command that the arguments name. A user's modules are found in the working directory, as `python -m`
-    finds them: a console script has its own folder there."""
+    """Run the command that the arguments name. Adds the working directory to the import path, as `python -m` does: a
+    console script has its own folder there, and users' modules would not be found."""
     try:
         with failures(debug=False):
             here = Path.cwd()
@@ -472,8 +472,8 @@ def main() -> None:
 
 
 def _load(config: Path, overrides: list[str] | None, *, fetch: bool = False) -> "Loaded":
-    """A model in a GGUF file is converted, files of data.reasoning_gym are made; `fetch`: what Hub ids name is fetched
-    too, where it is not here."""
+    """Load a configuration. Converts a model in a GGUF file and makes the files of data.reasoning_gym. `fetch`: also
+    download what Hub ids name, unless it is cached."""
     from launch.config import ConfigError, load_config
     from launch.config.overrides import contradictions
 

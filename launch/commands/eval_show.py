@@ -1,6 +1,6 @@
-"""What `paceline eval` prints: the metrics of a model, or of a run's beside those of the model that it began with.
+"""Print the results of `paceline eval`: a model's metrics, or a run's next to those of its initial model.
 
-Owns the tables and comparison.json; reads the folders of evaluations, evaluates nothing.
+Owns the tables and comparison.json. Reads the folders of evaluations, evaluates nothing.
 """
 
 import json
@@ -26,7 +26,7 @@ _PROMPTS = "eval_prompts.jsonl"
 
 
 def show_metrics(metrics: Mapping[str, float]) -> None:
-    """A table of sets and metrics; `eval/<set>/source/<source>/<metric>` is a line of its own."""
+    """Print a table of sets and metrics. `eval/<set>/source/<source>/<metric>` gets a line of its own."""
     cells: dict[str, dict[str, float]] = {}
     for name, value in metrics.items():
         where, _, metric = name.removeprefix("eval/").rpartition("/")
@@ -41,15 +41,15 @@ def show_metrics(metrics: Mapping[str, float]) -> None:
     for where, row in cells.items():
         values = (f"{row[metric]:.4g}" if metric in row else "-" for metric in columns)
         table.add_row(where or ("mean of sets" if several else "all"), *values)
-    # Into a file or a pipe: whole lines, however many metrics there are.
+    # Into a file or a pipe, lines stay whole, however many metrics there are.
     Console(width=None if sys.stdout.isatty() else 24 + 16 * len(columns)).print(table)
 
 
 def write_comparison(base: Path, trained: Path) -> dict[str, Any]:
-    """Compare the evaluations in two folders, of the same prompts with the same noise; written to `trained` too.
+    """Compare the evaluations in two folders, of the same prompts with the same noise. Also writes it to `trained`.
 
     Returns {"base" and "trained": {"model", "folder"}, "metrics": {name: {"base", "trained", "difference",
-    "standard_error"}}, "prompts": launch.report.before_after.BeforeAfter as a mapping}, None for what there is not.
+    "standard_error"}}, "prompts": launch.report.before_after.BeforeAfter as a mapping}, None for what does not exist.
     """
     before, after = (_metrics(folder) for folder in (base, trained))
     errors = standard_errors(base, trained)
@@ -90,9 +90,9 @@ def show_comparison(base: Path, trained: Path, console: Console | None = None) -
 
 
 def standard_errors(base: Path, trained: Path) -> dict[str, float]:
-    """Standard errors of the differences of mean rewards, by metric (`eval/reward`, of several sets `eval/SET/reward`):
-    the standard deviation of the prompts' differences over the square root of their number. Nothing of a single
-    prompt."""
+    """Return the standard errors of the differences of mean rewards, by metric (`eval/reward`; with several sets
+    `eval/SET/reward`). Each is the standard deviation of the per-prompt differences over the square root of their
+    number. A single prompt has none."""
     before, after = (
         {(row.get("set"), row.get("uid")): row.get("reward") for row in read(folder / _PROMPTS)}
         for folder in (base, trained)
@@ -109,13 +109,13 @@ def standard_errors(base: Path, trained: Path) -> dict[str, float]:
 
 
 def _metrics(folder: Path) -> dict[str, float]:
-    """Of the folder's last evaluation."""
+    """Return the metrics of the folder's last evaluation."""
     rows = [row for row in read(folder / "metrics.jsonl") if row.get("kind") == "eval"]
     return {name: value for name, value in rows[-1].items() if name.startswith("eval/")} if rows else {}
 
 
 def _before_after(base: Path, trained: Path) -> BeforeAfter | None:
-    """As if the base model were that of step 0, and the trained one that of step 1."""
+    """Compare as if the base model were that of step 0, and the trained one that of step 1."""
     samples, prompts = (
         [row | {"step": step} for step, folder in enumerate((base, trained)) for row in read(folder / name)]
         for name in ("eval_samples.jsonl", _PROMPTS)

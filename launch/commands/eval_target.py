@@ -1,5 +1,6 @@
-"""What `paceline eval` is asked to evaluate: a configuration's model, a run's, a checkpoint, any Hugging Face folder.
-Owns which configuration and which weights that is; evaluates nothing.
+"""Resolve what `paceline eval` evaluates: the model of a configuration, run, checkpoint or Hugging Face folder.
+
+Owns the choice of configuration and weights. Evaluates nothing.
 """
 
 import difflib
@@ -18,21 +19,21 @@ from launch.config.paths import replaced, tokenizer_dir
 from launch.errors import UsageError
 from launch.run_folder import best_model
 
-KEEPS_ALL = "observe.eval_samples=null"  # an evaluation by itself is made to be read
+KEEPS_ALL = "observe.eval_samples=null"  # a separate evaluation is made to be read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """`config`: with the weights at model.path, unless they are those of `checkpoint`, (run, step)."""
+    """The model to evaluate. `config.model.path` has the weights, unless `checkpoint`, (run, step), does."""
 
     config: Config
     what: str  # for people
     checkpoint: tuple[Path, int] | None = None
-    run: Path | None = None  # whose model it is
+    run: Path | None = None  # the run that the model belongs to
 
     @contextmanager
     def weights(self) -> Iterator[Config]:
-        """The configuration with weights that exist as long as the block."""
+        """Yield the configuration with weights that exist as long as the block."""
         if self.checkpoint is None:
             yield self.config
             return
@@ -48,11 +49,11 @@ class Target:
 def find(
     what: Path, overrides: Sequence[str], *, config: Path | None = None, step: int | None = None, best: bool = False
 ) -> Target:
-    """`what`: a configuration file, the folder of a run or of one of its checkpoints, or of a Hugging Face model, a
-    GGUF file, or `package:NAME` (launch.config.hub.converted makes a folder of the last two).
+    """`what`: a configuration file, the folder of a run, checkpoint or Hugging Face model, a GGUF file, or
+    `package:NAME` (launch.config.hub.converted makes a folder of the last two).
 
-    `config`: how to evaluate; default: as the run did, or as `overrides` say. `step`: the checkpoint of a run; `best`:
-    its best model; default: its exported model, or else its newest checkpoint. Raises UsageError, ConfigError.
+    `config`: how to evaluate; default: as the run did, changed by `overrides`. `step`: the checkpoint of a run. `best`:
+    its best model. Default: its exported model, or else its newest checkpoint. Raises UsageError, ConfigError.
     """
     if not any(override.partition("=")[0] == "observe.eval_samples" for override in overrides):
         overrides = [KEEPS_ALL, *overrides]
@@ -86,12 +87,12 @@ def find(
 
 
 def _run_of(what: Path, step: int | None) -> tuple[Path | None, int | None]:
-    """(the run, the step) that a folder stands for."""
+    """Return (the run, the step) that a folder stands for."""
     if (what / "state.json").is_file() and (what / LEARNER_DIR).is_dir():
         run = what.resolve().parent.parent
         try:
             own = step_of(what)
-        except ValueError as error:  # one that a run has set aside
+        except ValueError as error:  # a checkpoint that a run has set aside
             raise UsageError(str(error), remedy="give a checkpoint, or the run's folder with --step") from error
         if step not in (None, own):
             raise UsageError(f"{what} is the checkpoint of step {own}", remedy="leave --step out, or give the run")
@@ -121,17 +122,16 @@ def _of_run(run: Path, config: Config, step: int | None, best: bool) -> Target:
 
 
 def base_of(target: Target) -> Config:
-    """`target.config` with what its run began with (weights, and adapters to go on from), as the run NAME-base. Raises
-    UsageError."""
+    """Return `target.config` with the run's initial weights and adapters, as the run NAME-base. Raises UsageError."""
     if target.run is None:
         raise UsageError(f"--base is for runs, and {target.what} is none", remedy="give the folder of a run")
-    from launch.run.warmup import initial_weights  # which imports ray, and `paceline chat` goes without
+    from launch.run.warmup import initial_weights  # imports ray, which `paceline chat` does without
 
     began = load_config(target.run / "config.yaml", []).config
     try:
         base = initial_weights(began)
         why = f"no config.json in {base}" if not (base / "config.json").is_file() else ""
-    except OSError as error:  # what the warm start was made of, and is known by
+    except OSError as error:  # inputs of the warm start, which identify it
         why = str(error)
     if why:
         raise UsageError(
@@ -147,8 +147,8 @@ def _as(config: Config, what: Path, of_gguf: bool) -> Config:
 
 
 def with_model(config: Config, model: Path) -> Config:
-    """`config` with the weights of the folder `model`, and the tokenizer it had, if that is still there. Adapters to go
-    on from are in those weights already."""
+    """Return `config` with the weights of the folder `model`, and its old tokenizer if that still exists. The weights
+    already include any initial adapters."""
     tokenizer = tokenizer_dir(config)
     path = {"path": str(model.resolve()), "tokenizer": tokenizer if Path(tokenizer).is_dir() else None}
     if config.learner.lora is not None:

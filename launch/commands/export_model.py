@@ -1,5 +1,6 @@
-"""`paceline export`: a Hugging Face model from a checkpoint of a run, whole or not; without Ray, without a GPU.
-Owns which checkpoint it is; the learner's own code reads and writes it.
+"""`paceline export`: write a Hugging Face model from a checkpoint of a run. Needs neither Ray nor a GPU.
+
+Owns the choice of the checkpoint; the learner's own code reads and writes it.
 """
 
 import json
@@ -28,7 +29,7 @@ from models.peft import ADAPTER_DIR
 
 
 def export_best(run: Path, out: Path) -> str:
-    """Copy the run's best model to `out`, and say so. Raises UsageError."""
+    """Copy the run's best model to `out`. Returns a message. Raises UsageError."""
     folder = best_model(run)
     if (out / "config.json").exists():
         raise UsageError(f"--out: {out} holds a model already", remedy="choose another directory")
@@ -39,9 +40,9 @@ def export_best(run: Path, out: Path) -> str:
 
 
 def export(run: Path, out: Path, step: int | None = None, quantization: str = "none") -> str:
-    """Write the model after `step` RL steps (default: of the newest checkpoint) to `out`, and say so. `quantization`:
-    the format of its layers, as stock vLLM loads it; none: as it is trained. Raises UsageError, and PacelineError that
-    names the damaged file of a checkpoint."""
+    """Write the model after `step` RL steps (default: of the newest checkpoint) to `out`. Returns a message.
+    `quantization`: the format of its layers, as stock vLLM loads it; none: as trained. Raises UsageError, and
+    PacelineError that names the damaged file of a checkpoint."""
     if quantization != "none" and quantization not in EXPORTED:
         raise UsageError(
             f"--quantization: no checkpoint is written in {quantization}", remedy=f"one of {', '.join(EXPORTED)}, none"
@@ -64,7 +65,7 @@ def export(run: Path, out: Path, step: int | None = None, quantization: str = "n
     lora = config.learner.lora
     learner = LearnerOptions(device="cpu", autocast_bf16=config.learner.autocast_bf16, lora=lora)
     if lora is None:
-        # Fresh weights, so that those the run began with need not be there any more: every one is replaced.
+        # Fresh weights: every one is replaced, so the run's initial weights need not exist any more.
         trainer = Trainer(config.model, learner, ObjectiveOptions(), init="random")
     else:
         learner = learner.model_copy(update={"lora": lora.model_copy(update={"path": None})})  # likewise
@@ -72,7 +73,7 @@ def export(run: Path, out: Path, step: int | None = None, quantization: str = "n
     trainer.load_weights(found[step] / LEARNER_DIR)
     form = FORMATS.get(quantization)
     trainer.export(out, form)
-    with suppress(DataError):  # no tokenizer is there: none is exported either
+    with suppress(DataError):  # no tokenizer is there, so none is exported
         note_end_tokens(out, stop_tokens_of(config, tokenizer_of(config)))
     evaluated = read_state(found[step]).get("evaluations", {}).get(str(step), {})
     note_evaluation(config, out, step, evaluated, weights=None if form is None else form.name)
@@ -87,10 +88,10 @@ def export(run: Path, out: Path, step: int | None = None, quantization: str = "n
 
 
 def _begun_with(config: Config) -> ModelOptions:
-    """The model that a run's adapters belong to."""
+    """Return the model that a run's adapters belong to."""
     try:
         base = initial_weights(config)
-    except OSError as error:  # what the warm start was made of, and is known by
+    except OSError as error:  # inputs of the warm start, which identify it
         base, why = Path(config.run.dir), str(error)
     else:
         why = f"no *.safetensors in {base}"

@@ -14,9 +14,9 @@ from launch.interrupt import Interrupted
 
 @contextmanager
 def failures(debug: bool, *, into_pipe: bool = False) -> Iterator[None]:
-    """Expected failures become a panel and an exit code; bugs keep their traceback.
+    """Turn expected failures into a panel and an exit code; bugs keep their traceback.
 
-    into_pipe: the command only prints, so a closed pipe means that the reader (`head`) has had enough.
+    into_pipe: the command only prints, so a closed pipe means that the reader (`head`) has finished.
     """
     try:
         yield

@@ -1,5 +1,6 @@
-"""Other trainers' flags on our command line: `--learning_rate 1e-5` is `learning_rate=1e-5`, which configuration then
-answers. Owns the rewriting only."""
+"""Accept other trainers' flags on our command line: `--learning_rate 1e-5` becomes `learning_rate=1e-5`, which the
+configuration then answers. Owns the rewriting only.
+"""
 
 import difflib
 from typing import Any
@@ -8,7 +9,7 @@ from typer.core import TyperCommand
 
 
 class WithOverrides(TyperCommand):
-    """A command that takes overrides: a flag that it has not is one of them."""
+    """A command that takes overrides. It treats an unknown flag as one."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         takes_value = {
@@ -20,8 +21,8 @@ class WithOverrides(TyperCommand):
 
 
 def as_overrides(args: list[str], options: dict[str, Any]) -> list[str]:
-    """`args` with every flag that is no option, and is not like one, as key=value. `options`: by name, whether one
-    takes a value. A flag without a value is true. They go behind all others, where overrides stand."""
+    """Rewrite every flag in `args` that is no option, and does not resemble one, as key=value. `options`: whether each
+    option takes a value, by name. A flag without a value is true. Overrides go behind all other arguments."""
     left, rewritten, found = list(args), list[str](), list[str]()
     while left:
         token = left.pop(0)

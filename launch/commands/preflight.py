@@ -1,5 +1,7 @@
-"""All that can be known of a configuration before Ray starts: `paceline config` warns of it, the commands that run
-refuse it. Owns the order of the checks; each is made by the code that the run itself uses.
+"""All checks of a configuration that are possible before Ray starts. `paceline config` prints the faults as warnings;
+the commands that run refuse them.
+
+Owns the order of the checks; each is made by the code that the run itself uses.
 """
 
 import re
@@ -21,8 +23,8 @@ from launch.reward_functions import code_paths
 from launch.run.inputs import answer_of, stop_tokens_of, tokenizer_of, tools_of
 from models.config import ModelConfig, UnsupportedModelError, limits_of, read_config
 
-_ENGINE = ("model.path", "rollout.", "cluster.gpu")  # what concerns engines
-RECORDS = 64  # of each file; all of them are read when the run starts, still before Ray
+_ENGINE = ("model.path", "rollout.", "cluster.gpu")  # keys of engines
+RECORDS = 64  # of each file; all are read when the run starts, still before Ray
 _KEYED = re.compile(
     r"(?P<key>(?:(?:data|eval)(?:\.sets\.\d+)?|model|warmup|environment|rollout(?:\.sampling|\.abort)?)\.\w+): "
     r"(?P<message>.*)",
@@ -32,7 +34,7 @@ Command = Literal["train", "warmup", "eval", "calibrate"]
 
 
 def preflight(config: Config, command: Command = "train") -> list[Issue]:
-    """What would stop `command`. Reads files and imports the user's functions (in children); writes
+    """Return what would stop `command`. Reads files and imports the user's functions (in child processes). Writes
     nothing."""
     if command == "calibrate":  # an engine alone: no data, no rewards
         return [issue for issue in check_environment(config, weights=False) if issue.key.startswith(_ENGINE)]
@@ -55,7 +57,7 @@ def preflight(config: Config, command: Command = "train") -> list[Issue]:
 
 
 def require(config: Config, command: Command) -> None:
-    """Raise ConfigError with all that would stop `command`."""
+    """Raise ConfigError with everything that would stop `command`."""
     if issues := preflight(config, command):
         raise ConfigError(issues)
 
@@ -84,7 +86,7 @@ def _coordinator(config: Config) -> Iterator[Issue]:
 
 
 def _published_head(config: Config) -> Iterator[Issue]:
-    """The tensors of an EAGLE-3 head that others published, read as engines and trainers read them."""
+    """Check the tensors of a published EAGLE-3 head, read as engines and trainers read them."""
     path, off = config.rollout.speculation.eagle.path, config.rollout.speculation.mode == "off"
     if path is None or off or not (Path(path) / "config.json").is_file() or not is_published(read_config(path)):
         return
@@ -96,11 +98,11 @@ def _published_head(config: Config) -> Iterator[Issue]:
     except EagleWeightsError as error:
         yield Issue("rollout.speculation.eagle.path", str(error), remedy=WRONG_HEAD)
     except UnsupportedModelError:
-        return  # vLLM's alone
+        return  # only vLLM runs it
 
 
 def _inputs(config: Config, command: Command, broken: set[str]) -> Iterator[Issue]:
-    """Tokenizer, template, and the first records of every file that the command reads and that is there."""
+    """Check tokenizer, template, and the first records of every file that the command reads, if it exists."""
     try:
         tokenizer = tokenizer_of(config)
     except DataError as error:
@@ -115,7 +117,7 @@ def _inputs(config: Config, command: Command, broken: set[str]) -> Iterator[Issu
         try:
             stop_tokens_of(config, tokenizer)
         except DataError as error:
-            if _KEYED.fullmatch(str(error)):  # what is wrong with the template is said of the prompts
+            if _KEYED.fullmatch(str(error)):  # faults of the template are reported with the prompts
                 yield _issue("rollout.sampling.stop_token_ids", error)
         try:
             stop_rule(config.rollout.sampling, tokenizer)
@@ -176,7 +178,8 @@ def _first(
     tokenizer: Tokenizer,
     tools: Sequence[dict[str, Any]],
 ) -> PromptSet:
-    """The prompts of the first records; where they are all too long or bad, of all records. Raises DataError."""
+    """Return the prompts of the first records; if all of those are too long or bad, of all records. Raises
+    DataError."""
     few = one.model_copy(update={"limit": min(one.limit or data.limit or RECORDS, RECORDS)})
     try:
         return load_set(data, few, key, split, tokenizer, tools)
@@ -185,7 +188,7 @@ def _first(
 
 
 def _issue(key: str, error: DataError) -> Issue:
-    """Under the key that the message names, if it does."""
+    """Return the issue under the key that the message names, if it names one."""
     if (named := _KEYED.fullmatch(str(error))) is not None:
         return Issue(named["key"], named["message"])
     return Issue(key, str(error))

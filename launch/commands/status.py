@@ -1,4 +1,4 @@
-"""What a run is doing, read from its folder alone, for `paceline status`. Changes nothing."""
+"""Read what a run is doing from its folder alone, for `paceline status`. Changes nothing."""
 
 import time
 from collections.abc import Mapping
@@ -15,28 +15,28 @@ from launch.run_folder import holder
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStatus:
-    """Ages are seconds up to now; None where there is nothing yet."""
+    """State of a run. Ages are in seconds; None where there is nothing yet."""
 
     run: str
     state: str  # "running", "ended without a word" (killed), or the last event's kind: finished, interrupted, failed
-    process: str  # which writes to the folder, and where; empty if none does
+    process: str  # which process writes to the folder, and where; empty if none does
     step: int  # last complete RL step
     steps: int | None  # of the whole run
-    phase: str  # what it does now; empty unless it is running
+    phase: str  # its current phase; empty unless it is running
     done: int
     total: int
     phase_age_s: float | None
     step_age_s: float | None
     metrics: dict[str, float]  # of the last step: reward/mean, tokens_per_s, seconds/step
     event: str  # the last one: kind and message
-    event_age_s: float | None  # of these: also where a record does not say when
+    event_age_s: float | None  # None also if the record has no time
 
 
 _SHOWN = ("reward/mean", "tokens_per_s", "seconds/step")
 
 
 def read_run_status(run_dir: Path, now_s: float | None = None) -> RunStatus:
-    """Raises PacelineError if that is no run's folder."""
+    """Read the state of a run. Raises PacelineError if `run_dir` is no run's folder."""
     now_s = time.time() if now_s is None else now_s
     events = journal.read(run_dir / "events.jsonl")
     if not events:
@@ -63,7 +63,7 @@ def read_run_status(run_dir: Path, now_s: float | None = None) -> RunStatus:
 
 
 def status_lines(status: RunStatus) -> list[str]:
-    """In words."""
+    """Describe the state in words."""
     of = f" of {status.steps}" if status.steps is not None else ""
     state = f"{status.state} ({status.process})" if status.process else status.state
     lines = [f"{status.run}: {state}, {status.step}{of} RL steps done"]
@@ -87,7 +87,7 @@ def _steps(path: Path) -> int | None:
 
 
 def _age(record: Mapping[str, Any], now_s: float) -> float | None:
-    """None for a record that does not say when."""
+    """Return the age of a record in seconds; None if it has no time."""
     at_s = record.get("at_s")
     return now_s - at_s if isinstance(at_s, int | float) else None
 

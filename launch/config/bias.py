@@ -1,5 +1,6 @@
-"""What a configuration's estimate of the gradient is off by, where it has a budget or passes prompts over. Owns the
-reason of staleness; policies have the others.
+"""The biases of a configuration's gradient estimate: from a budget, or from prompts that are skipped.
+
+Owns the reason that concerns staleness; policies own the others.
 """
 
 from config.tree import Config
@@ -15,7 +16,7 @@ _STALE = (
 
 
 def biases_of(config: Config) -> list[str]:
-    """Reasons in words, for people; none where the estimate is unbiased, or where there is no budget."""
+    """Return the reasons in words. Empty if the estimate is unbiased, or if there is no budget."""
     rollout = config.rollout
     found = biases(config.objective, rollout.budget, rollout.abort, config.learner.mini_batches)
     if rollout.staleness and (rollout.budget.on or rollout.abort.enabled):

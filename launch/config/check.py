@@ -1,7 +1,8 @@
-"""Faults that one key alone does not show. Looks at the tree only; this machine is launch.config.environment's.
+"""Faults that show only in several keys together. Looks at the tree only; launch.config.environment checks this
+machine.
 
-A setting that would be ignored silently is a fault too: whoever wrote it expected something from it. Rules between two
-keys are declared at the key (config.rules); here and in check_*.py are those that need more.
+A setting that would be ignored silently is also a fault: its author expected an effect. Rules between two keys are
+declared at the key (config.rules). Rules that need more are here and in check_*.py.
 """
 
 import re
@@ -24,7 +25,7 @@ RESERVED_NAMES = ("warm_starts", "calibrations", "reward_functions", "models", "
 
 
 def check_values(config: Config, *, training: bool = True) -> list[Issue]:
-    """Contradictions between keys; pure. `training`: whether something will be trained."""
+    """Return contradictions between keys; pure. `training`: whether the command trains anything."""
     rules = (
         *(rule_issues, _run, _objective, _rollout, speculation_issues, data_issues, _coordinator, _layout),
         *(length_issues, lora_issues, lookahead_issues),
@@ -47,7 +48,7 @@ def _objective(c: Config) -> Iterator[Issue]:
         yield Issue(f"objective.{fault.key}", fault.message, remedy=fault.remedy)
     sampling = c.rollout.sampling
     restricted = sampling.top_k > 0 or sampling.top_p < 1
-    if c.objective.sampler_correction.active and restricted and _engine(c).logprobs_t1:  # else refused altogether
+    if c.objective.sampler_correction.active and restricted and _engine(c).logprobs_t1:  # else refused as a whole
         yield Issue(
             "objective.sampler_correction",
             "compares log-probs of the whole vocabulary, but rollout.sampling.top_k or top_p leaves tokens out",
@@ -147,7 +148,7 @@ def _layout(c: Config) -> Iterator[Issue]:
 
 
 def _ranks(c: Config) -> Iterator[Issue]:
-    """One engine over several GPUs, or over several processes without."""
+    """Check an engine over several GPUs, or over several processes without a GPU."""
     key, gpus, engine = "cluster.gpus_per_worker", c.cluster.gpus_per_worker, c.rollout.engine
     own, given, most = "rollout.engine.tensor_parallel", engine.tensor_parallel, _engine(c).most_ranks
     on_cpu = c.cluster.layout == "embedded" or engine.device == "cpu"
@@ -190,7 +191,7 @@ def _address_fault(address: str | None) -> str:
 
 
 def _colocated(c: Config) -> Iterator[Issue]:
-    """What actors.placement_plan needs to pair each learner rank with a rollout worker's GPU."""
+    """Check what actors.placement_plan needs to pair each learner rank with a rollout worker's GPU."""
     worker, learner = c.cluster.gpus_per_worker, c.cluster.gpus_per_learner
     if worker < 1 or worker != int(worker):
         yield Issue(

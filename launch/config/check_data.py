@@ -1,6 +1,6 @@
-"""What contradicts itself among prompts, evaluations, rewards and environments: a part of launch.config.check.
+"""Contradictions among prompts, evaluations, rewards and environments: a part of launch.config.check.
 
-Faults that need the user's functions are found by actors.rewards.check.
+actors.rewards.check finds the faults that need the user's functions.
 """
 
 import re
@@ -12,12 +12,12 @@ from config.rewards import RewardTerm
 from config.tree import Config
 from launch.config.issues import Issue
 
-_OTHER_METRICS = ("source",)  # a set of that name would be read as another metric
-_WHOLE_REWARD = ("mean", "std")  # reward/mean and reward/std are metrics of the whole reward
+_OTHER_METRICS = ("source",)  # a set of that name would read as another metric
+_WHOLE_REWARD = ("mean", "std")  # reward/mean and reward/std are metrics of the total reward
 
 
 def data_issues(c: Config) -> Iterator[Issue]:
-    """Faults of combinations; pure."""
+    """Yield faults of combinations; pure."""
     yield from _sets(c)
     yield from _evaluation(c)
     yield from _rewards(c)
@@ -25,7 +25,7 @@ def data_issues(c: Config) -> Iterator[Issue]:
 
 
 def _sets(c: Config) -> Iterator[Issue]:
-    """What is trained on, and what is known of its prompts."""
+    """Check the training sets and what is known of their prompts."""
     success = c.data.success
     yield from _generated(c)
     if not success.known and (success.min, success.max) != (0.0, 1.0):
@@ -37,7 +37,7 @@ def _sets(c: Config) -> Iterator[Issue]:
 
 
 def _generated(c: Config) -> Iterator[Issue]:
-    """Of data.reasoning_gym, whose files become data.sets and eval.sets."""
+    """Check data.reasoning_gym, whose files become data.sets and eval.sets."""
     data, tasks = c.data, c.data.reasoning_gym
     key = "data.reasoning_gym"
     if data.eval is not None and any(task.eval for task in tasks):
@@ -58,7 +58,7 @@ def _generated(c: Config) -> Iterator[Issue]:
 
 
 def response_limits(c: Config) -> Iterator[tuple[str, int]]:
-    """Every key that limits the tokens of a response, and its value."""
+    """Yield every key that limits the tokens of a response, and its value."""
     yield "rollout.sampling.max_new_tokens", c.rollout.sampling.max_new_tokens
     if c.eval.max_new_tokens is not None:
         yield "eval.max_new_tokens", c.eval.max_new_tokens
@@ -68,7 +68,7 @@ def response_limits(c: Config) -> Iterator[tuple[str, int]]:
 
 
 def _evaluation(c: Config) -> Iterator[Issue]:
-    """What contradicts itself, or would be ignored."""
+    """Check evaluation keys that contradict each other or would be ignored."""
     sets = c.eval_sets
     if c.eval.every > 0 and not sets:
         yield Issue("eval.every", "needs held-out prompts", remedy="set data.eval=FILE, or eval.every=0")
@@ -90,7 +90,7 @@ def _evaluation(c: Config) -> Iterator[Issue]:
 
 
 def _best_metric(c: Config) -> Iterator[Issue]:
-    """Whether any evaluation has it; sources are known when the data is read."""
+    """Check that some evaluation has checkpoint.best_metric. Sources are known only when the data is read."""
     metric, sets = c.checkpoint.best_metric, c.eval_sets
     if not (sets and c.checkpoint.best and c.eval.every) or "/source/" in metric:
         return
@@ -113,7 +113,7 @@ def _best_metric(c: Config) -> Iterator[Issue]:
 
 
 def _rewards(c: Config) -> Iterator[Issue]:
-    """Terms that metrics could not name, and texts that cannot be read."""
+    """Check for terms that metrics could not name, and texts that cannot be read."""
     for index, term in enumerate(c.reward.terms):
         key = f"reward.terms.{index}"
         if term.label in _WHOLE_REWARD:
@@ -122,7 +122,7 @@ def _rewards(c: Config) -> Iterator[Issue]:
 
 
 def _texts(key: str, term: RewardTerm) -> Iterator[Issue]:
-    """Patterns, templates and paths that cannot be read."""
+    """Check for patterns and templates that cannot be read."""
     if term.pattern is not None:
         try:
             groups = re.compile(term.pattern).groups
@@ -137,7 +137,7 @@ def _texts(key: str, term: RewardTerm) -> Iterator[Issue]:
 
 
 def _turns(c: Config) -> Iterator[Issue]:
-    """What does not go together with episodes, and rewards that need them."""
+    """Check what does not go together with episodes, and rewards that need them."""
     environment = c.environment
     if environment is None:
         for index, term in enumerate(c.reward.terms):
@@ -156,7 +156,7 @@ def _turns(c: Config) -> Iterator[Issue]:
 
 
 def _places(environment: EnvironmentOptions) -> Iterator[Issue]:
-    """What answers the model is given once, and well named."""
+    """Check that exactly one thing answers the model, under unique names."""
     if (environment.factory is None) == (not environment.tools):
         said = "needs either a factory or tools"
         yield Issue(

@@ -1,7 +1,7 @@
-"""What goes wrong where responses end early, get a budget, or are of an older policy: a part of launch.config.check.
+"""Faults where responses end early, have a budget, or come from an older policy: a part of launch.config.check.
 
-Owns what an answer looks like by the reward's terms. A response that ends early must keep its reward, and what is
-learned of it must not read its length.
+Owns which answer markers the reward's terms imply. A response that ends early must keep its reward, and what is learned
+from it must not depend on its length.
 """
 
 import math
@@ -13,24 +13,24 @@ from config.tree import Config
 from launch.config.issues import Issue
 
 _ABORT, _BUDGET = "rollout.abort", "rollout.budget"
-_OFF = f"{_ABORT}={{}}"  # enabled=false would leave the other keys of the section, which are then ignored
-_MARKERS: dict[str, AnswerMarker] = {"math": "boxed", "code": "fence"}  # by the kind of a reward's term
+_OFF = f"{_ABORT}={{}}"  # enabled=false would leave the section's other keys, which are then ignored
+_MARKERS: dict[str, AnswerMarker] = {"math": "boxed", "code": "fence"}  # by the kind of a reward term
 
 
 def length_issues(c: Config) -> Iterator[Issue]:
-    """Faults of combinations; pure."""
+    """Yield faults of combinations; pure."""
     yield from _abort(c)
     yield from _budget(c)
     yield from _staleness(c)
 
 
 def markers_of(config: Config) -> list[AnswerMarker]:
-    """What the reward's terms read; a python term says nothing about it."""
+    """Return the answer markers that the reward's terms read; a python term implies none."""
     return sorted({_MARKERS[term.kind] for term in config.reward.terms if term.kind in _MARKERS})
 
 
 def _abort(c: Config) -> Iterator[Issue]:
-    """Rewards and objectives that do not go with it."""
+    """Check for rewards and objectives that early ends do not allow."""
     abort = c.rollout.abort
     if not abort.enabled:
         return
@@ -60,7 +60,7 @@ def _abort(c: Config) -> Iterator[Issue]:
 
 
 def _term(key: str, term: RewardTerm) -> Iterator[Issue]:
-    """A term that needs more of a response than its answer."""
+    """Check a term that needs more of a response than its answer."""
     if term.kind in ("format", "judge", "reasoning_gym"):
         said = f"{term.kind} reads the whole response, and {_ABORT} stops it after the answer"
         yield Issue(f"{key}.kind", said, remedy=f"leave the term out, or set {_OFF}")
@@ -79,7 +79,7 @@ def _term(key: str, term: RewardTerm) -> Iterator[Issue]:
 
 
 def _budget(c: Config) -> Iterator[Issue]:
-    """Sizes that contradict each other, or that cannot be kept to."""
+    """Check for sizes that contradict each other or that cannot be met."""
     key, b, usual = "rollout.budget", c.rollout.budget, c.rollout.rollouts_per_prompt
     if not b.on:
         return
@@ -132,7 +132,7 @@ def _budget(c: Config) -> Iterator[Issue]:
 
 
 def _staleness(c: Config) -> Iterator[Issue]:
-    """What would learn from an older policy as if it were its own."""
+    """Check for settings that would learn from an older policy as if it were the current one."""
     partial = c.rollout.partial
     if not c.rollout.staleness and partial.tokens_per_step is None:
         return

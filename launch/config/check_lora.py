@@ -1,4 +1,4 @@
-"""What learner.lora contradicts, and what of it fits neither the model nor an adapter's files. Reads small files."""
+"""Contradictions of learner.lora with other keys, the model and an adapter's files. Reads small files."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +12,7 @@ _KEY = "learner.lora"
 
 
 def lora_issues(c: Config) -> Iterator[Issue]:
-    """Contradictions between keys; pure."""
+    """Yield contradictions between keys; pure."""
     lora = c.learner.lora
     if lora is None:
         return
@@ -34,7 +34,7 @@ def lora_issues(c: Config) -> Iterator[Issue]:
 
 
 def lora_fit(c: Config) -> Iterator[Issue]:
-    """What this machine's files say against it."""
+    """Yield contradictions with this machine's files."""
     lora = c.learner.lora
     if lora is None:
         return
@@ -45,7 +45,7 @@ def lora_fit(c: Config) -> Iterator[Issue]:
             yield Issue(_KEY, f"adapts our own architectures only: {error}", remedy="leave it out")
         return
     one = lora.model_copy(update={"rank": 1})
-    # A is [rank, inputs] and B [outputs, rank]: the larger side of each is what rank must not pass.
+    # A is [rank, inputs] and B is [outputs, rank]. The rank must not exceed the larger side of either.
     smallest, name = min((max(shape), name) for name, shape in adapter_shapes(model, one).items())
     if lora.rank > smallest:
         module = name.split(".")[-3]

@@ -1,5 +1,6 @@
-"""What low-bit rollouts, speculation and the training of its drafter contradict: the part of launch.config.check that
-needs strategies, drafters and what engines can do. docs/systems/README.md has a table of all that is refused.
+"""Contradictions of low-bit rollouts, speculation and drafter training: a part of launch.config.check.
+
+It needs strategies, drafters and what engines can do. docs/systems/README.md has a table of all that is refused.
 """
 
 from collections.abc import Iterator
@@ -17,7 +18,7 @@ _SPECULATION = "rollout.speculation"
 
 
 def speculation_issues(c: Config) -> Iterator[Issue]:
-    """Faults of combinations; pure."""
+    """Yield faults of combinations; pure."""
     yield from _quantization(c)
     yield from _speculation(c)
     yield from _drafter(c)
@@ -34,8 +35,8 @@ def _engine(c: Config) -> Capabilities:
 
 
 def _quantization(c: Config) -> Iterator[Issue]:
-    """Low-bit rollouts. `rejection` fits them all: it keeps the low-bit model's own distribution, which the learner
-    mirrors. learner.quantization says what holds without a format too, so it contradicts none."""
+    """Check low-bit rollouts. `rejection` fits all formats: it keeps the low-bit model's own distribution, which the
+    learner mirrors. learner.quantization is also meaningful without a format, so it contradicts none."""
     form, key, e = c.rollout.quantization, "rollout.quantization", c.rollout.engine
     if form == "none":
         return
@@ -67,7 +68,7 @@ def _quantization(c: Config) -> Iterator[Issue]:
 
 
 def _engine_device(c: Config) -> str:
-    """Where engines will run."""
+    """Return the device on which engines will run."""
     if c.rollout.engine.device != "auto":
         return c.rollout.engine.device
     return "cpu" if c.cluster.layout == "embedded" or not c.cluster.gpus_per_worker else "cuda"
@@ -170,7 +171,7 @@ def _speculation(c: Config) -> Iterator[Issue]:
 
 
 def _own_drafters(c: Config, strategies: list[Strategy]) -> Iterator[Issue]:
-    """Drafters of the user's own: their names, and where they can run."""
+    """Check the names of the user's own drafters, and the engines that can run them."""
     s, key = c.rollout.speculation, "rollout.speculation.drafters"
     if s.drafters and not _engine(c).own_drafters:
         message = f"the {c.rollout.engine.backend} engine drafts with its own drafters only"
@@ -187,7 +188,7 @@ def _own_drafters(c: Config, strategies: list[Strategy]) -> Iterator[Issue]:
 
 
 def _self_format(c: Config, strategies: list[Strategy]) -> Iterator[Issue]:
-    """What the self-drafter's copy is stored in."""
+    """Check the storage format of the self-drafter's copy."""
     key, form = "rollout.speculation.self.format", c.rollout.speculation.self.format
     named = any(strategy.drafter == "self" for strategy in strategies)
     if form == "auto":
@@ -247,7 +248,8 @@ def _drafter(c: Config) -> Iterator[Issue]:
 
 
 def _ladder(c: Config) -> Iterator[Issue]:
-    """Mode roofline drafts with one drafter: which, where strategies name none, policies.speculation.defaults says."""
+    """Check mode roofline, which drafts with one drafter. Without strategies, policies.speculation.defaults
+    chooses it."""
     s = c.rollout.speculation
     if s.mode != "roofline" or s.strategies is not None:
         return
@@ -271,7 +273,7 @@ def _ladder(c: Config) -> Iterator[Issue]:
 
 
 def _lengths(c: Config, strategies: list[Strategy]) -> Iterator[Issue]:
-    """Draft budgets cut chains."""
+    """Check draft budgets, which shorten chains only."""
     budget = c.rollout.speculation.budget
     drafting = [strategy for strategy in strategies if strategy.depth]
     if budget != "none" and drafting and all(strategy.is_tree for strategy in drafting):
@@ -283,7 +285,7 @@ def _lengths(c: Config, strategies: list[Strategy]) -> Iterator[Issue]:
 
 
 def _networks(c: Config, strategies: list[Strategy]) -> Iterator[Issue]:
-    """An engine that is not ours runs one network beside its target."""
+    """Check that an engine that is not ours drafts with at most one network."""
     named = {strategy.drafter for strategy in strategies}
     networks = [name for name, entry in CATALOGUE.items() if name in named and entry.is_network]
     if len(networks) > 1 and not capabilities_of(c).learner_network:
@@ -295,7 +297,7 @@ def _networks(c: Config, strategies: list[Strategy]) -> Iterator[Issue]:
 
 
 def _device(c: Config) -> Iterator[Issue]:
-    """What a GPU's tensor cores have no product for."""
+    """Check for a product that the GPU's tensor cores lack."""
     form = FORMATS.get(c.rollout.quantization)
     device = device_named(c.cluster.gpu) if c.cluster.gpu is not None else None
     if form is not None and form.activations.startswith("float8") and device is not None and not device.float8:

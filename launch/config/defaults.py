@@ -1,7 +1,7 @@
-"""Defaults that follow from other keys: from what the engine can do, from the longest response, a budget, staleness.
+"""Defaults that follow from other keys: engine capabilities, the longest response, a budget, staleness.
 
-Owns which keys these are. What is written stays as it is, whatever it says; whether it can be is for
-launch.config.check.
+Owns which keys these are. A written value stays as it is, whatever it says; launch.config.check decides whether it is
+allowed.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,13 +20,13 @@ JUDGE_S = 60.0  # reward.terms.*.timeout_s of a judge
 
 
 def implied(values: dict[str, Any]) -> dict[str, str]:
-    """Writes into a document's values what others of them make a better default, where nothing is written; the dotted
-    keys that got one: where it comes from. A document that is not valid is left as it is."""
+    """Write the better defaults that a document's own values imply, where nothing is written. Returns the source of
+    each new value by dotted key. An invalid document is left as it is."""
     return _objective_name(values) | _own_reward(values) | _first_answers(values) | _patience(values)
 
 
 def _objective_name(values: dict[str, Any]) -> dict[str, str]:
-    """An objective that is not biased by a budget or by early ends."""
+    """Choose an objective that a budget or early ends do not bias."""
     rollout, objective = values.get("rollout"), values.get("objective") or {}
     if not isinstance(rollout, Mapping) or not isinstance(objective, Mapping) or "name" in objective:
         return {}
@@ -43,7 +43,7 @@ def _objective_name(values: dict[str, Any]) -> dict[str, str]:
 
 
 def _first_answers(values: dict[str, Any]) -> dict[str, str]:
-    """Where responses end behind their first answer, that is the one that counts."""
+    """Grade the first answer if responses end behind it."""
     rollout = values.get("rollout")
     abort = rollout.get("abort") if isinstance(rollout, Mapping) else None
     reward = values.get("reward") or {}
@@ -59,7 +59,7 @@ def _first_answers(values: dict[str, Any]) -> dict[str, str]:
 
 
 def _own_reward(values: dict[str, Any]) -> dict[str, str]:
-    """An environment of the user's says itself what turns are worth, reasoning-gym's data sets what answers are."""
+    """Choose the default reward: an environment rewards its own turns, reasoning-gym's data sets grade answers."""
     environment, data, reward = (values.get(name) or {} for name in ("environment", "data", "reward"))
     if not isinstance(reward, Mapping) or "terms" in reward:
         return {}
@@ -79,7 +79,7 @@ def _reads_first(term: Any) -> Any:
 
 
 def _patience(values: dict[str, Any]) -> dict[str, str]:
-    """A language model takes longer than a function."""
+    """Give a judge more time, since a language model takes longer than a function."""
     reward = values.get("reward")
     terms = reward.get("terms") if isinstance(reward, Mapping) else None
     origins = dict[str, str]()
@@ -91,8 +91,8 @@ def _patience(values: dict[str, Any]) -> dict[str, str]:
 
 
 def settled(config: Config) -> tuple[Config, dict[str, str]]:
-    """The configuration with these defaults, and the dotted keys that got one from the engine: where it comes from.
-    One whose keys are all written, as a run's own, comes back equal."""
+    """Return the configuration with these defaults, and the source of each new value by dotted key. A configuration
+    with all keys written, such as a run's own, comes back equal."""
     origins = dict[str, str]()
     for source, key, value in (*_of_engine(config), *_of_staleness(config)):
         if not _written(config, key):
@@ -106,7 +106,7 @@ def settled(config: Config) -> tuple[Config, dict[str, str]]:
 
 
 def _of_engine(c: Config) -> Iterator[tuple[str, str, Any]]:
-    """(where it comes from, key, value), where its capabilities make the schema's default meaningless or impossible."""
+    """Yield (source, key, value) where the engine makes the schema's default meaningless or impossible."""
     can, source = capabilities_of(c), f"{BACKEND}: {c.rollout.engine.backend}"
     if not can.learner_network:
         yield from ((source, key, value) for key, value in _corrected(c))
@@ -117,7 +117,7 @@ def _of_engine(c: Config) -> Iterator[tuple[str, str, Any]]:
 
 
 def _of_staleness(c: Config) -> Iterator[tuple[str, str, Any]]:
-    """Likewise: responses of another policy than the one that learns are weighed."""
+    """Yield the same for staleness: responses of an older policy get importance weights."""
     r = c.rollout
     if r.staleness or r.partial.tokens_per_step is not None:
         own = f"partial.tokens_per_step: {r.partial.tokens_per_step}"
@@ -126,7 +126,7 @@ def _of_staleness(c: Config) -> Iterator[tuple[str, str, Any]]:
 
 
 def _corrected(c: Config) -> Iterator[tuple[str, Any]]:
-    """Truncated importance weights for each token, unless others are written."""
+    """Yield truncated per-token importance weights, unless others are written."""
     correction = "objective.sampler_correction"
     if not _written(c, f"{correction}.weights"):
         yield f"{correction}.weights", "token"

@@ -13,13 +13,13 @@ import yaml
 
 from launch.config.issues import Issue
 
-MAX_VALUES = 20_000  # of a whole document, aliases written out
+MAX_VALUES = 20_000  # in a whole document, with aliases expanded
 MAX_DEPTH = 24  # the tree needs a third of it
-MAX_DIGITS = 1000  # a longer number is a text, and so none where a number is wanted (Python reads 4,300 at most)
+MAX_DIGITS = 1000  # a longer number becomes text, which no numeric key accepts (Python reads 4,300 at most)
 KeyPath = tuple[str, ...]  # list positions are written as digits: ("reward", "terms", "0", "kind")
 
 _BRACKETS = re.compile(r"[][{}]")
-_MOST_OPEN = 500  # brackets, those within texts included
+_MOST_OPEN = 500  # brackets, including those within texts
 _INT = re.compile(r"[-+]?[0-9][0-9_]*")
 _HEX = re.compile(r"0x[0-9a-fA-F]+")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
@@ -37,7 +37,7 @@ class Document:
 
 
 def parse_document(text: str, name: str) -> Document:
-    """Parse a configuration file; `name` is what places are called after. Faults are returned, not raised."""
+    """Parse a configuration file. Places start with `name`. Faults are returned, not raised."""
     document = Document()
     try:
         node = _compose(text)
@@ -60,7 +60,7 @@ def parse_document(text: str, name: str) -> Document:
 
 def _compose(text: str) -> yaml.Node | None:
     depth = 0
-    for bracket in _BRACKETS.findall(text):  # first: the scanner needs the square of the depth
+    for bracket in _BRACKETS.findall(text):  # checked first: the scanner's time grows with the square of the depth
         depth = depth + 1 if bracket in "[{" else max(depth - 1, 0)
         if depth > _MOST_OPEN:
             raise yaml.YAMLError(f"nested deeper than {MAX_DEPTH} levels")
@@ -72,7 +72,7 @@ def _compose(text: str) -> yaml.Node | None:
 
 
 def parse_value(text: str) -> Any:
-    """A YAML value given on the command line. Raises ValueError saying what is wrong with it."""
+    """Parse a YAML value given on the command line. Raises ValueError with the reason."""
     document = Document()
     try:
         node = _compose(text)
@@ -88,7 +88,7 @@ def parse_value(text: str) -> Any:
 
 
 def dump(value: Any, *, flow: bool = False) -> str:
-    """YAML that `parse_document` and `parse_value` read back unchanged; `flow`: on one line."""
+    """Return YAML that `parse_document` and `parse_value` read back unchanged. `flow`: on one line."""
     text: str = yaml.dump(
         value, Dumper=_Dumper, sort_keys=False, width=10_000 if flow else 120, default_flow_style=flow
     )
@@ -96,7 +96,7 @@ def dump(value: Any, *, flow: bool = False) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes the texts that only YAML 1.2 takes for numbers, such as 1e6."""
+    """Quotes texts that only YAML 1.2 reads as numbers, such as 1e6."""
 
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:

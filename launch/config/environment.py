@@ -1,7 +1,7 @@
-"""What this machine lacks for a configuration: packages, GPUs, files, a model that can be run, a writable run folder.
+"""Find what this machine lacks for a configuration: packages, GPUs, files, a runnable model, a writable run folder.
 
-Reads files; writes nothing, imports neither torch nor ray, and takes milliseconds. What the inputs hold is looked at by
-launch.commands.preflight.
+Reads files; writes nothing, imports neither torch nor ray, and takes milliseconds. launch.commands.preflight checks the
+contents of the inputs.
 """
 
 import importlib.util
@@ -40,8 +40,8 @@ _KERNEL_FOLDERS = ("/proc", "/sys", "/dev")
 
 
 def check_environment(config: Config, *, engine: bool = True, weights: bool = True) -> list[Issue]:
-    """What this machine lacks for this configuration. engine: false for a command that samples nothing; weights: false
-    for one that can do with random ones."""
+    """Return what this machine lacks for this configuration. engine: false for a command that samples nothing. weights:
+    false for one that can use random weights."""
     return [
         *_packages(config),
         *_gpus(config),
@@ -55,18 +55,18 @@ def check_environment(config: Config, *, engine: bool = True, weights: bool = Tr
 
 
 def _memory(c: Config) -> Iterator[Issue]:
-    """Where the GPU is known: whether everything fits it at once."""
+    """Check that everything fits the GPU's memory at once, if the GPU is known."""
     device = device_of(c)
     if device is not None and (issue := misfit(fitting(c, device)[0], device)) is not None:
         yield issue
 
 
 def _model(c: Config) -> Iterator[Issue]:
-    """The native engine runs the architectures of models.config, vLLM those that it knows itself; no sequence is longer
-    than the model's positions."""
+    """Check that the engine can run the model. The native engine runs the architectures of models.config, vLLM its own.
+    No sequence is longer than the model's positions."""
     file = Path(c.model.path) / "config.json"
     if not file.is_file():
-        return  # validate_paths says so
+        return  # validate_paths reports it
     try:
         config = _object(file)
         form = FORMATS.get(c.rollout.quantization)
@@ -97,7 +97,7 @@ def _model(c: Config) -> Iterator[Issue]:
 
 
 def _ranks(c: Config, config: dict[str, Any], heads: int | None) -> Iterator[Issue]:
-    """What of the model the ranks of an engine cannot share."""
+    """Check that the ranks of an engine can share the model."""
     ranks, given = c.engine_ranks, c.rollout.engine.tensor_parallel
     key = "cluster.gpus_per_worker" if given is None else "rollout.engine.tensor_parallel"
     if ranks == 1:
@@ -120,7 +120,7 @@ def _dimensions(model: ModelConfig, form: LowBitFormat, key: str = "rollout.quan
 
 
 def _of_ours(c: Config, config: dict[str, Any]) -> Iterator[Issue]:
-    """What works for the architectures of models.config alone, whatever samples."""
+    """Check what only works for the architectures of models.config, whichever engine samples."""
     try:
         ModelConfig.from_hf(config)
     except ModelConfigError as error:
@@ -133,7 +133,7 @@ def _of_ours(c: Config, config: dict[str, Any]) -> Iterator[Issue]:
 
 
 def _object(file: Path) -> dict[str, Any]:
-    """The object in a JSON file; ModelConfigError if it holds none."""
+    """Return the object in a JSON file. Raises ModelConfigError if it holds none."""
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -163,7 +163,7 @@ def _packages(c: Config) -> Iterator[Issue]:
 
 
 def _wandb_login() -> bool:
-    """An API key where wandb looks for one, or a mode that needs none."""
+    """Whether wandb finds an API key, or its mode needs none."""
     if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_MODE", "online") != "online":
         return True
     host = urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
@@ -171,7 +171,7 @@ def _wandb_login() -> bool:
     try:
         return any(netrc.netrc(str(f.expanduser())).authenticators(host) for f in files if f.expanduser().is_file())
     except (OSError, netrc.NetrcParseError):
-        return True  # wandb may read it better; if it does not, it says so itself
+        return True  # wandb may still read it; if not, it reports that itself
 
 
 def _gpus(c: Config) -> Iterator[Issue]:
@@ -197,7 +197,7 @@ def _reward(c: Config) -> Iterator[Issue]:
 
 
 def _remote(c: Config) -> bool:
-    """Engines may run on other machines than this one; what those lack they say themselves."""
+    """Whether engines may run on other machines. Those report what they lack themselves."""
     return c.cluster.address is not None or "RAY_ADDRESS" in os.environ
 
 
@@ -206,8 +206,8 @@ def _gpu_here() -> bool:
 
 
 def validate_paths(config: Config, *, weights: bool = True) -> list[Issue]:
-    """Inputs exist and the run folder can be written. Checked on the machine that runs the driver. weights: of the
-    model too."""
+    """Check that inputs exist and that the run folder is writable, on the driver's machine. weights: also
+    the model's."""
     issues = []
     model = Path(config.model.path)
     if not (model / "config.json").is_file():
@@ -273,25 +273,25 @@ def validate_paths(config: Config, *, weights: bool = True) -> list[Issue]:
 
 
 def _published(head: Path, model: Path) -> Iterator[Issue]:
-    """What is wrong with the config.json of a head that others published; its tensors are looked at by
-    launch.commands.preflight."""
+    """Check the config.json of a published head. launch.commands.preflight checks its tensors."""
     try:
-        form_of(head / "config.json", _json(head / "config.json"))  # whatever the model is
+        form_of(head / "config.json", _json(head / "config.json"))  # independent of the model
         read_published(head, ModelConfig.from_hf(_json(model / "config.json")))
     except EagleWeightsError as error:
         yield Issue("rollout.speculation.eagle.path", str(error), remedy=WRONG_HEAD)
     except ModelConfigError:
-        return  # said of model.path, or nothing that the native networks compute
+        return  # reported for model.path, or not an architecture of the native networks
 
 
 def _in_rays_cache(path: Path) -> bool:
-    """Below what Ray unpacks of `ray job submit --working-dir`, which is a job's current directory."""
+    """Whether `path` is below the files that Ray unpacks for `ray job submit --working-dir`, a job's
+    current directory."""
     pairs = pairwise(path.parts)
     return any(folder == "working_dir_files" and package.startswith("_ray_pkg_") for folder, package in pairs)
 
 
 def _drafter_files(c: Config) -> Iterator[Issue]:
-    """What drafter training asks of the model, and of the weights that it goes on from."""
+    """Check what drafter training requires of the model and of its initial weights."""
     d, path = c.drafter, c.rollout.speculation.eagle.path
     if not d.train:
         return
@@ -310,7 +310,7 @@ def _drafter_files(c: Config) -> Iterator[Issue]:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    """The object in a file; {} where there is none: another check says so."""
+    """Return the object in a file; {} if there is none, which another check reports."""
     try:
         return _object(path)
     except ModelConfigError:
@@ -328,7 +328,7 @@ def _missing(key: str, value: str, what: str) -> Issue:
 
 
 def _unreadable(key: str, folder: Path) -> list[Issue]:
-    """The folder of a model or drafter, or the first of its files, that this user may not read."""
+    """Return an issue for the folder of a model or drafter, or its first file, that this user may not read."""
     files = sorted(file for file in folder.glob("*") if file.suffix in (".json", ".safetensors"))
     unreadable = [path for path in (folder, *files) if path.exists() and not os.access(path, os.R_OK)]
     denied = "cannot be read by this user: permission denied"

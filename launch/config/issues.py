@@ -1,4 +1,4 @@
-"""What is wrong with a configuration, one entry per fault. Owns how faults read; finds none itself."""
+"""Faults of a configuration, one entry each. Owns how faults read; finds none itself."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ class Issue:
     message: str
     where: str = ""  # "file.yaml:12", "override", or empty if neither wrote it
     remedy: str = ""
-    ours: str = ""  # overrides that say what another trainer's key does
+    ours: str = ""  # overrides equivalent to another trainer's key
 
     def __str__(self) -> str:
         place = f" ({self.where})" if self.where else ""

@@ -1,8 +1,8 @@
-"""From a YAML file and overrides to one validated `Config`. Owns the order of the steps and how faults are reported.
+"""Load a YAML file and overrides into one validated `Config`. Owns the order of the steps and how faults are reported.
 
 The steps: parse the file, apply overrides, validate types and ranges, check keys against each other, resolve
-relative paths and defaults that follow from other keys. Every fault of the first three steps is reported at once;
-cross-checks need a tree that has types.
+relative paths and defaults that follow from other keys. Every fault of the first three steps is reported at once.
+Cross-checks need a typed tree.
 """
 
 import json
@@ -27,7 +27,7 @@ from launch.config.overrides import apply_overrides
 from launch.config.paths import resolve_paths
 from launch.config.schema import by_name, generic, nearest, render
 
-_OFF = {  # what switches a section off that is always there
+_OFF = {  # overrides that switch off sections with a default
     "drafter": "drafter.train=false",
     "rollout.speculation": "rollout.speculation.mode=off",
     "rollout.abort": "rollout.abort.enabled=false",
@@ -45,15 +45,15 @@ class Loaded:
     origins: Mapping[str, str]  # dotted key -> the key and value that its default follows from
 
     def source(self, name: str) -> str:
-        """Where the value of the dotted key `name` comes from: `file.yaml:12`, `override`, another key, `default`."""
+        """Return the source of the dotted key `name`: `file.yaml:12`, `override`, another key, or `default`."""
         place = self.places.get(tuple(name.split("."))) or self.origins.get(name)
         section, _, key = name.partition(".")
         return place or (section == "objective" and self.config.objective.origin(key)) or "default"
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = (), *, training: bool = True) -> Loaded:
-    """Read, validate and resolve a configuration. Raises ConfigError with every fault that could be found. `training`:
-    False, if nothing will be trained: then nothing to train on is missed."""
+    """Read, validate and resolve a configuration. Raises ConfigError with every fault found. `training`: false if the
+    command trains nothing; then missing training data is no fault."""
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
@@ -76,7 +76,7 @@ def _loaded(
     implications = implied(document.values)
     config, issues = validate(document, str(path))
     known = {issue.key for issue in document.issues}
-    issues = [issue for issue in issues if issue.key not in known]  # e.g. a rejected value is then missing as well
+    issues = [issue for issue in issues if issue.key not in known]  # e.g. a rejected value is also missing
     if config is None or document.issues or issues:
         raise ConfigError([*document.issues, *issues], remedy=_remedy(issues))
     config, origins = settled(config)
@@ -91,7 +91,7 @@ def _loaded(
 
 
 def _remedy(issues: Sequence[Issue]) -> str:
-    """Where another trainer's keys were given, the same in ours, to be pasted."""
+    """Return the overrides that replace another trainer's keys, to be pasted."""
     said = dict.fromkeys(each for issue in issues for each in shlex.split(issue.ours))
     if sum(bool(issue.ours) for issue in issues) < 2:
         return "all keys: paceline config --schema"
@@ -105,7 +105,7 @@ def _remedy(issues: Sequence[Issue]) -> str:
 
 
 def validate(document: Document, name: str) -> tuple[Config | None, list[Issue]]:
-    """Types, ranges and names of a parsed document. JSON rules, strict: no text is taken for a number."""
+    """Check types, ranges and names of a parsed document. Strict JSON rules: text is never read as a number."""
     if any(not issue.key for issue in document.issues) and not document.values:
         return None, []  # not YAML at all: "run is missing" would be noise
     if endless := [_endless(path, value, document) for path, value in _floats((), document.values)]:
@@ -115,13 +115,13 @@ def validate(document: Document, name: str) -> tuple[Config | None, list[Issue]]
     except ValidationError as error:
         faults = error.errors(include_url=False)
         inner = {details["loc"][:depth] for details in faults for depth in range(len(details["loc"]))}
-        # A list whose elements were rejected is then "too short" as well: that is noise.
+        # A list whose elements were rejected is also "too short": that is noise.
         faults = [d for d in faults if d["type"] != "too_short" or d["loc"] not in inner]
         return None, [issue for details in faults for issue in _issues(details, document, name)]
 
 
 def _floats(path: KeyPath, value: Any) -> Iterator[tuple[KeyPath, float]]:
-    """Every number of a document that is not finite: no key means anything with one."""
+    """Yield every number of a document that is not finite: no key accepts one."""
     if isinstance(value, dict | list):
         for part, inner in value.items() if isinstance(value, dict) else enumerate(value):
             yield from _floats((*path, str(part)), inner)
@@ -142,7 +142,7 @@ def _issues(details: ErrorDetails, document: Document, name: str) -> Iterator[Is
 
 
 def _unknown(path: KeyPath, value: Any, document: Document) -> Iterator[Issue]:
-    """One for each key below `path`, if one of them is another trainer's; or else one for `path`."""
+    """Yield one issue for each key below `path` if one of them is another trainer's, else one for `path`."""
     written = {plain(".".join(parts)): leaf for parts, leaf in leaves((), document.values)}
     answers = [(parts, elsewhere(".".join(parts), leaf, written)) for parts, leaf in leaves(path, value)]
     if not any(theirs for _, (theirs, _) in answers):
@@ -154,7 +154,7 @@ def _unknown(path: KeyPath, value: Any, document: Document) -> Iterator[Issue]:
 
 
 def leaves(path: KeyPath, value: Any) -> Iterator[tuple[KeyPath, Any]]:
-    """(path, value) of whatever is no mapping."""
+    """Yield (path, value) of everything that is no mapping."""
     if isinstance(value, dict) and value:
         for key, inner in value.items():
             yield from leaves((*path, key), inner)
@@ -177,7 +177,7 @@ def _issue(details: ErrorDetails, path: KeyPath, document: Document, name: str) 
 
 
 def _place(document: Document, path: KeyPath) -> str:
-    """Place of the key, of what was written below it, or of the innermost section around it that is there."""
+    """Return the place of the key, of a value below it, or of the innermost enclosing section in the document."""
     for known, where in document.places.items():
         if known[: len(path)] == path:
             return where

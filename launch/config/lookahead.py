@@ -61,7 +61,7 @@ def lookahead_text(config: Config) -> str:
 
 
 def ahead_meanwhile(config: Config) -> bool:
-    """Workers look ahead while the learner works too: it shares neither cores nor devices with them."""
+    """Whether workers look ahead while the learner works: it shares neither cores nor devices with them."""
     return config.cluster.layout == "disaggregated"
 
 

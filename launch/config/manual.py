@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping
 from launch.config.schema import Key, keys
 
 Known = dict[tuple[str, str, str], str]  # last part of the name, value and description -> the first section with it
-_CAP = 10_000  # a larger upper bound only refuses typing errors: the page leaves it out
+_CAP = 10_000  # a larger upper bound only guards against typing errors; the page leaves it out
 _SIGNS = {">=": "from", ">": "above", "<=": "to", "<": "below"}
 
 
 def schema_markdown() -> str:
-    """Every key with its default, what it may be, and its description, as Markdown: one table for each section."""
+    """Return every key with default, allowed values and description as Markdown, one table per section."""
     lines: list[str] = []
     known: Known = {}
     for section in (key for key in keys() if key.section is not None):
@@ -25,7 +25,7 @@ def schema_markdown() -> str:
 
 
 def _rows(own: list[Key], known: Mapping[tuple[str, str, str], str]) -> Iterator[tuple[str, str, str]]:
-    """Keys that repeat another section's keys, or take their defaults from it, share a row."""
+    """Yield table rows. Keys that repeat another section's keys, or take their defaults from it, share a row."""
     shared: dict[str, list[Key]] = {}
     for key in own:
         default = re.fullmatch(r"default: ([\w.]+)\.(\w+)", key.description)
@@ -43,7 +43,7 @@ def _rows(own: list[Key], known: Mapping[tuple[str, str, str], str]) -> Iterator
 
 
 def _value(key: Key) -> str:
-    """The default, then what else a value may be: "`16`, from 1", "`coupled`, rejection", "`null`, text"."""
+    """Return the default, then other allowed values: "`16`, from 1", "`coupled`, rejection", "`null`, text"."""
     default = "required" if key.required else f"`{key.default_text}`"
     if isinstance(key.default, bool):
         return default
@@ -59,7 +59,7 @@ def _value(key: Key) -> str:
 
 
 def _range(match: re.Match[str]) -> str:
-    """`, >= 1, <= 8` -> ` 1 to 8`; `, > 0` -> ` above 0`."""
+    """Rewrite `, >= 1, <= 8` as ` 1 to 8`, and `, > 0` as ` above 0`."""
     bounds = [bound.split(" ") for bound in match[0].removeprefix(", ").split(", ")]
     text = "".join(f" {_SIGNS[sign]} {number}" for sign, number in bounds if sign[0] == ">" or float(number) < _CAP)
     return text.replace(" from ", " ", 1) if " to " in text else text
@@ -74,5 +74,5 @@ def _last(name: str) -> str:
 
 
 def _parent(name: str) -> str:
-    """`reward.terms.*.kind` -> `reward.terms`."""
+    """Return the section of a key: `reward.terms.*.kind` -> `reward.terms`."""
     return name.rpartition(".")[0].removesuffix(".*")

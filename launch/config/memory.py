@@ -1,7 +1,8 @@
-"""Whether a configuration fits the memory of its GPUs: from the tree and the model's config.json to a plan in bytes.
+"""Whether a configuration fits its GPUs' memory: from the tree and the model's config.json to a plan in bytes.
 
-Owns what of the configuration lies on which GPU; the arithmetic is `policies.roofline.memory`. Imports neither torch
-nor ray and asks no device: a GPU is known by its name (`cluster.gpu`), by this machine's driver, or by who calls.
+Owns what the configuration places on which GPU; `policies.roofline.memory` has the arithmetic. Imports neither torch
+nor ray and queries no device. A GPU is known by its name (`cluster.gpu`), from this machine's driver, or from the
+caller.
 """
 
 import os
@@ -37,17 +38,17 @@ from policies.speculation.build import build_policy
 from policies.speculation.graph_plan import batch_buckets, bucketed_plan
 
 _CHOICES = ((False, False), (True, False), (False, True), (True, True))  # the cheapest first
-_FEWER_BITS = "w4a16"  # of a self-drafter's copy, where the format is open and the usual one does not fit
+_FEWER_BITS = "w4a16"  # a self-drafter's copy takes these bits if its format is open and the usual one does not fit
 _DRIVER = Path("/proc/driver/nvidia/gpus")
 
 
 def network_at(path: Path | str) -> Network:
-    """Network of a config.json or its directory, in 16 bits. Raises ModelConfigError, OSError."""
+    """Read the network from a config.json or its directory, in 16 bits. Raises ModelConfigError, OSError."""
     return ModelConfig.from_hf(read_config(path))
 
 
 def network_of(config: Config) -> Network | None:
-    """The model's shape; None where there is no usable config.json, or one of an architecture that is not ours."""
+    """Return the model's shape; None if there is no usable config.json, or its architecture is not ours."""
     try:
         shape = network_at(config.model.path)
     except (ModelConfigError, OSError):
@@ -60,19 +61,19 @@ def network_of(config: Config) -> Network | None:
 
 
 def drafters_of(config: Config) -> tuple[str, ...]:
-    """What an engine of this configuration drafts with on a GPU unless strategies name others."""
+    """Return the drafters of this configuration's engine on a GPU, unless strategies name others."""
     rollout = config.rollout
     native = rollout.engine.backend == "native"
     lent = capabilities_of(config).lends_cache and rollout.quantization == "none"
     found = at_hand(config.speculation, cache_lent=lent)
     if native:
         return found
-    named = map(Strategy.parse, config.speculation.strategies or ())  # vLLM makes what is named
+    named = map(Strategy.parse, config.speculation.strategies or ())  # vLLM makes the named drafters
     return tuple(dict.fromkeys((*found, *(strategy.drafter for strategy in named if strategy.depth))))
 
 
 def self_format(config: Config) -> LowBitFormat | None:
-    """What the copy is stored in that the target drafts with on a GPU; None: it does not."""
+    """Return the storage format of the self-drafter's copy on a GPU; None if the target does not draft for itself."""
     options, rollout = config.speculation, config.rollout
     named = [Strategy.parse(text).drafter for text in options.strategies or ()]
     if options.mode == "off" or "self" not in (named if options.strategies is not None else drafters_of(config)):
@@ -81,8 +82,8 @@ def self_format(config: Config) -> LowBitFormat | None:
 
 
 def fitting(config: Config, device: Device) -> tuple[Config, str]:
-    """The configuration with a self-drafter that fits the device, and a note if that is another than it asks for: with
-    fewer bits where the format is open, without where no strategy names it. What fits neither way stays as it is."""
+    """Fit the self-drafter to the device. Returns the configuration, and a note if it changed: fewer bits if the format
+    is open, no self-drafter if no strategy names it. A configuration that fits neither way is returned unchanged."""
     form = self_format(config)
     if form is None or misfit(config, device) is None:
         return config, ""
@@ -107,11 +108,11 @@ def _with_self(config: Config, form: str) -> Config:
 
 
 def device_of(config: Config) -> Device | None:
-    """The GPU that the configuration names, or the largest of this machine's; None: not known."""
+    """Return the GPU that the configuration names, or the largest of this machine's; None if unknown."""
     if config.cluster.gpu is not None:
         return device_named(config.cluster.gpu)
     if config.cluster.address is not None or "RAY_ADDRESS" in os.environ:
-        return None  # other machines
+        return None  # engines run on other machines
     return largest(driver_names())
 
 
@@ -123,13 +124,13 @@ def gpu_costs(config: Config) -> CostModel:
 
 
 def largest(names: Iterable[str]) -> Device | None:
-    """The known device with the most memory: what does not fit that fits none."""
+    """Return the known device with the most memory: what does not fit it fits none."""
     found = [device for name in names if (device := device_named(name)) is not None]
     return max(found, key=attrgetter("memory_bytes"), default=None)
 
 
 def driver_names(folder: Path = _DRIVER) -> list[str]:
-    """What NVIDIA's driver calls the GPUs of this machine; empty where there is none."""
+    """Return the names that NVIDIA's driver gives this machine's GPUs; empty without a driver."""
     names = []
     for file in sorted(folder.glob("*/information")):
         for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -142,7 +143,7 @@ def driver_names(folder: Path = _DRIVER) -> list[str]:
 def memory_plans(
     config: Config, net: Network, device_bytes: int, *, engines_sleep: bool, optimizer_away: bool
 ) -> tuple[MemoryPlan, ...]:
-    """One plan for each kind of GPU that the layout has; none without GPUs."""
+    """Return one plan for each kind of GPU that the layout has; none without GPUs."""
     engine, learner = engine_shape(config, net), learner_shape(config)
     trainer_tokens = config.drafter.micro_step_tokens if config.drafter.train else None
     if config.cluster.layout == "colocated" and engine is not None and learner is not None:
@@ -161,7 +162,7 @@ def memory_plans(
 
 
 def engine_shape(config: Config, net: Network) -> EngineShape | None:
-    """None: engines run on the CPU."""
+    """Return the engine's shape for the plan; None if engines run on the CPU."""
     cluster, engine = config.cluster, config.rollout.engine
     if cluster.layout == "embedded" or engine.device == "cpu" or not cluster.gpus_per_worker:
         return None
@@ -191,7 +192,7 @@ def engine_shape(config: Config, net: Network) -> EngineShape | None:
 
 
 def learner_shape(config: Config) -> LearnerShape | None:
-    """None: the learner runs on the CPU."""
+    """Return the learner's shape for the plan; None if it runs on the CPU."""
     cluster, learner = config.cluster, config.learner
     if cluster.layout == "embedded" or learner.device == "cpu" or not cluster.gpus_per_learner:
         return None
@@ -211,7 +212,7 @@ def learner_shape(config: Config) -> LearnerShape | None:
 
 
 def adapter_parameters(config: Config) -> int | None:
-    """Parameters that learner.lora trains; None without it, or if the model is unknown."""
+    """Return the number of parameters that learner.lora trains; None without it, or if the model is unknown."""
     if config.learner.lora is None:
         return None
     try:
@@ -222,8 +223,8 @@ def adapter_parameters(config: Config) -> int | None:
 
 
 def phase_fits(config: Config, device_bytes: int, *, engines_sleep: bool, optimizer_away: bool) -> bool:
-    """Whether every phase on every GPU of this memory fits, by the plan. A model whose shape is not known: False, so
-    that whoever asks takes the careful way."""
+    """Whether every phase fits every GPU of this memory, by the plan. False if the model's shape is unknown, so that
+    callers take the safe way."""
     net = network_of(config)
     if net is None:
         return False
@@ -232,8 +233,8 @@ def phase_fits(config: Config, device_bytes: int, *, engines_sleep: bool, optimi
 
 
 def residency(config: Config, net: Network, device_bytes: int) -> tuple[bool, bool]:
-    """(engines asleep, optimizer away): the least that fits, within what `cluster.offload` allows; the most that it
-    allows where nothing fits."""
+    """Return (engines asleep, optimizer away): the least offloading that fits, within `cluster.offload`. If nothing
+    fits, the most that it allows."""
     choices = {"never": _CHOICES[:1], "always": _CHOICES[-1:], "auto": _CHOICES}[config.cluster.offload]
     for sleep, away in choices:
         plans = memory_plans(config, net, device_bytes, engines_sleep=sleep, optimizer_away=away)
@@ -243,8 +244,8 @@ def residency(config: Config, net: Network, device_bytes: int) -> tuple[bool, bo
 
 
 def fitted(config: Config, nodes: Sequence[Mapping[str, Any]]) -> tuple[Config, str]:
-    """What `fitting` makes of the configuration for the GPUs of these nodes, as Ray lists them. Raises ConfigError
-    where it fits none of them."""
+    """Apply `fitting` for the GPUs of these nodes, as Ray lists them. Raises ConfigError if the configuration fits
+    none."""
     resources = [name for node in nodes if node.get("Alive") for name in node.get("Resources", ())]
     prefix = "accelerator_type:"
     device = device_of(config) or largest(name.removeprefix(prefix) for name in resources if name.startswith(prefix))
@@ -257,8 +258,8 @@ def fitted(config: Config, nodes: Sequence[Mapping[str, Any]]) -> tuple[Config, 
 
 
 def misfit(config: Config, device: Device) -> Issue | None:
-    """The fault of a configuration that cannot fit the device, whatever `cluster.offload` lets sleep; None: it fits, or
-    nothing is known of the model."""
+    """Return the fault of a configuration that cannot fit the device, whatever `cluster.offload` releases. None if it
+    fits, or if the model is unknown."""
     net = network_of(config)
     if net is None:
         return None
@@ -289,7 +290,7 @@ _TRAINER = ("trainer's drafter", "target's tables", "trainer's step")
 
 
 def _lever(config: Config, items: Mapping[str, int]) -> tuple[str, str]:
-    """The key that most of it follows, and what to do with it."""
+    """Return the key that determines most of the memory, and its remedy."""
     smaller = "lower it" + ("" if config.learner.activation_checkpointing else ", or checkpoint activations")
     levers = {
         ("rollout.engine.kv_tokens", "lower it"): ("KV cache",),

@@ -1,4 +1,4 @@
-"""Dotted overrides, `key=value`, applied to a parsed document. Knows the tree's shape; leaves values to validation."""
+"""Apply dotted overrides, `key=value`, to a parsed document. Knows the tree's shape; leaves values to validation."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +13,7 @@ OVERRIDE = "override"
 
 
 def apply_overrides(document: Document, overrides: Sequence[str]) -> None:
-    """Write each override into `document`, later ones over earlier ones; faults are appended to its issues."""
+    """Write each override into `document`, later ones over earlier ones. Faults are appended to its issues."""
     for text in overrides:
         name, equals, raw = text.partition("=")
         name = name.strip()
@@ -33,7 +33,7 @@ def apply_overrides(document: Document, overrides: Sequence[str]) -> None:
 
 
 def contradictions(overrides: Sequence[str]) -> list[Issue]:
-    """Keys that one command line sets to two values: one of them was a slip, and only its writer knows which."""
+    """Return the keys that one command line sets to two values: one is a slip, and only the user knows which."""
     given: dict[str, str] = {}
     found = []
     for text in overrides:
@@ -44,7 +44,7 @@ def contradictions(overrides: Sequence[str]) -> list[Issue]:
 
 
 def _value(name: str, raw: str) -> Any:
-    """Typed as YAML; but a shell has eaten the quotes, so `run.name=7` stays a text where a text is wanted."""
+    """Parse a value as YAML. A shell removes quotes, so `run.name=7` stays text for a key that takes text."""
     value = parse_value(raw)
     key = by_name().get(generic(name))
     if key is not None and key.accepts_text and isinstance(value, bool | int | float):
@@ -56,7 +56,7 @@ def _assign(document: Document, path: KeyPath, value: Any) -> None:
     node: Any = document.values
     for depth, part in enumerate(path[:-1], start=1):
         child = _get(node, part)
-        if child is None:  # not in the file: start from the default, so that a list's other elements stay
+        if child is None:  # not in the file: start from the default, to keep a list's other elements
             child = _default(path[:depth])
             _put(node, part, child)
         if not isinstance(child, dict | list):

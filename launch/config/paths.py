@@ -1,4 +1,4 @@
-"""Which keys are paths, and what a relative one is relative to. Looks at the file system, writes nothing."""
+"""Keys that are paths, and how relative ones are resolved. Looks at the file system, writes nothing."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,15 +25,16 @@ INPUT_PATHS = (
     "coordinator.admin.certificate",
     "coordinator.admin.key",
 )
-NO_PATHS = (FRESH_WEIGHTS, "auto", "off")  # words that such a key takes instead of one
+NO_PATHS = (FRESH_WEIGHTS, "auto", "off")  # words that such a key accepts instead of a path
 M = TypeVar("M", bound=BaseModel | tuple[BaseModel, ...])
 
 
 def resolve_paths(config: Config, *, config_dir: Path, cwd: Path | None = None) -> Config:
-    """Absolute input paths: below the current directory if it exists there, else below the configuration's folder.
+    """Make input paths absolute: below the current directory if they exist there, else below the configuration's
+    folder.
 
-    A path found in neither place stays as it was written (`check_environment` then says where it was looked for).
-    `run.dir` is an output: always relative to the current directory.
+    A path found in neither place stays as written (`check_environment` then says where it was searched). `run.dir` is
+    an output: always relative to the current directory.
     """
     cwd = Path.cwd() if cwd is None else cwd
     for pattern in INPUT_PATHS:
@@ -52,7 +53,7 @@ def locate(value: str, cwd: Path, config_dir: Path) -> Path:
 
 
 def written(options: Any, pattern: str) -> Iterator[tuple[str, str | None]]:
-    """(dotted key, value) of every key that a pattern of INPUT_PATHS stands for; `*` is each position of a list."""
+    """Yield (dotted key, value) of every key that a pattern of INPUT_PATHS matches; `*` is each position of a list."""
     name, _, rest = pattern.partition(".")
     names = map(str, range(len(options))) if name == "*" else [name]
     for one in names:
@@ -64,7 +65,7 @@ def written(options: Any, pattern: str) -> Iterator[tuple[str, str | None]]:
 
 
 def replaced(options: M, key: str, value: object) -> M:
-    """A copy in which the dotted key has that value."""
+    """Return a copy in which the dotted key has that value."""
     name, _, rest = key.partition(".")
     if isinstance(options, tuple):
         at = int(name)

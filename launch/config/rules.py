@@ -1,4 +1,4 @@
-"""Holds a configuration against the rules that its keys declare (config.rules). Owns their usual messages."""
+"""Check a configuration against the rules that its keys declare (config.rules). Owns their default messages."""
 
 import re
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ _BETTER = {
 
 
 def rule_issues(config: Config) -> Iterator[Issue]:
-    """One fault for each rule that is broken, in the order of the tree. Pure."""
+    """Yield one fault for each broken rule, in the order of the tree. Pure."""
     yield from _below(config, config, "")
 
 
@@ -42,7 +42,7 @@ def _below(config: Config, section: BaseModel, prefix: str) -> Iterator[Issue]:
 
 
 class _Held:
-    """One key and its value, as its rules see it."""
+    """One key and its value, as its rules see them."""
 
     def __init__(self, config: Config, section: BaseModel, prefix: str, name: str, info: FieldInfo) -> None:
         self._config, self._section, self._prefix = config, section, prefix
@@ -120,7 +120,7 @@ class _Held:
         return Issue(self._key, _filled(said, texts), remedy=_filled(remedy, texts))
 
     def _other(self, key: str) -> Any:
-        """The value of a sibling, or of a whole key; None below a section that is not there."""
+        """Return the value of a sibling, or of a whole key; None below an absent section."""
         if self._is_sibling(key):
             return getattr(self._section, key)
         value: Any = self._config

@@ -34,7 +34,7 @@ class Key:
 
 
 def keys(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[Key]:
-    """Every key below `model`, sections before their members, in the order of the tree."""
+    """Yield every key below `model`, sections before their members, in the order of the tree."""
     for name, info in model.model_fields.items():
         key = _key(prefix + name, info)
         yield key
@@ -49,12 +49,12 @@ def by_name() -> dict[str, Key]:
 
 
 def generic(name: str) -> str:
-    """`reward.terms.0.kind` -> `reward.terms.*.kind`: the name under which `by_name` knows it."""
+    """Return the name that `by_name` uses: `reward.terms.0.kind` -> `reward.terms.*.kind`."""
     return ".".join("*" if part.isdigit() else part for part in name.split("."))
 
 
 def nearest(name: str) -> str | None:
-    """The valid key most like `name`: a sibling with a similar name, the same last word elsewhere, or None."""
+    """Return the most similar valid key: a sibling with a similar name, the same last word elsewhere, or None."""
     names = [key.name for key in keys()]
     parent, _, last = generic(name).rpartition(".")
     siblings = [n for n in names if n.rpartition(".")[0] == parent]
@@ -69,7 +69,7 @@ def nearest(name: str) -> str | None:
 
 
 def render(value: Any) -> str:
-    """A value as YAML would write it on one line."""
+    """Render a value as YAML on one line."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -98,7 +98,7 @@ def _key(name: str, info: FieldInfo) -> Key:
 
 
 def expected(annotation: Any, metadata: list[Any] | tuple[Any, ...] = ()) -> str:
-    """What a value must be, in words: type, choices, range, and whether null will do."""
+    """Describe the allowed values in words: type, choices, range, and whether null is allowed."""
     members = [m for m in _members(annotation) if m is not type(None)]
     text = " or ".join(_one(member) for member in members)
     for item in metadata:
@@ -127,7 +127,7 @@ def _one(member: Any) -> str:
 
 
 def _plural(text: str) -> str:
-    """`an integer, >= 1` -> `integers, >= 1`; choices stay as they are."""
+    """Turn `an integer, >= 1` into `integers, >= 1`; choices stay as they are."""
     if text.startswith("one of "):
         return text.removeprefix("one of ")
     kind, comma, bounds = text.removeprefix("a ").removeprefix("an ").partition(",")
@@ -135,7 +135,7 @@ def _plural(text: str) -> str:
 
 
 def _constraints(metadata: tuple[Any, ...]) -> Iterator[Any]:
-    """Of an annotation; a pydantic Field has its own inside."""
+    """Yield the constraints of an annotation, including those inside a pydantic Field."""
     for item in metadata:
         yield from item.metadata if isinstance(item, FieldInfo) else (item,)
 

@@ -1,4 +1,4 @@
-"""How a configuration is shown: as YAML for a run folder, with sources for people."""
+"""Show a configuration: as YAML for a run folder, with sources for people."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -13,12 +13,12 @@ from launch.config.schema import render
 
 
 def to_yaml(config: Config) -> str:
-    """The whole resolved tree as YAML that `load_config` reads back to an equal Config."""
+    """Return the whole resolved tree as YAML that `load_config` reads back to an equal Config."""
     return dump(config.model_dump(mode="json"))
 
 
 def resolved_lines(loaded: Loaded) -> Iterator[tuple[str, str]]:
-    """(YAML line, source) of every value of the tree, defaults included. Section lines have an empty source."""
+    """Yield (YAML line, source) of every value, defaults included. Section lines have an empty source."""
     yield from _lines(loaded.config, loaded, "", 0)
 
 

@@ -1,4 +1,4 @@
-"""The driver's side of rollout: it owns every request, workers only borrow them.
+"""The driver's side of rollout. It owns every request and lends them to workers.
 
     from functools import partial
     from actors.engine.process import spawn_engine
@@ -6,7 +6,7 @@
 
     spawn = spawner(
         lambda name: partial(spawn_engine, model, engine, seed=seed, name=name),
-        placement.worker_options,     # of a name: ray options (num_cpus, scheduling_strategy, ...)
+        placement.worker_options,     # per name: Ray options (num_cpus, scheduling_strategy, ...)
     )
     dispatcher = RolloutDispatcher(spawn, rollout, context, start_timeout_s=timeout_s)
     dispatcher.start()
@@ -17,10 +17,10 @@
         stats = dispatcher.end(abort=False)
     dispatcher.close()
 
-A run is done when every request has finished or failed (`stats.failed`: rejected, or lost more than `max_retries`
-times; its group goes on without it). A lost worker (its actor or engine died, or it made no progress for
-`stall_timeout_s`) costs time, never tokens: its requests go on elsewhere with the tokens they had. Workers go by name;
-`join(name)` and `leave(name)` add one and let one go at any time, in the middle of a run too.
+A run is done when every request has finished or failed. A request fails if it is rejected, or lost more than
+`max_retries` times (`stats.failed`); its group goes on without it. A worker is lost if its actor or engine dies, or if
+it makes no progress for `stall_timeout_s`. That costs time, never tokens: its requests continue elsewhere from the
+tokens they had. `join(name)` adds a worker and `leave(name)` lets one go, at any time, also during a run.
 """
 
 from importlib import import_module
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from launch.dispatch.spawn import spawner
     from launch.dispatch.stats import DispatchStats
 
-# Where each is. The ledger is used without Ray (planner.simulate), so nothing is imported before it is asked for.
+# Modules of the names. Imports are lazy, since planner.simulate uses the ledger without Ray.
 _WHERE = {
     "DispatchStats": "stats",
     "DispatchEvent": "events",

@@ -1,6 +1,6 @@
-"""The requests (who has which) and the workers, together: what each event of a worker leads to.
+"""Dispatch of requests to workers: the reaction to each event of a worker.
 
-Owns the handling of what arrives; which worker is in which state, and why, is `workers`'. Never looks at tokens.
+Owns the handling of what arrives; `workers` owns each worker's state and its reason. Never looks at tokens.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -57,7 +57,7 @@ _ABORT_TIMEOUT_S = 10.0
 
 
 class RolloutDispatcher:
-    """See the package docstring. Not thread-safe; every wait has a deadline, and is the loop's."""
+    """See the package docstring. Not thread-safe. Every wait has a deadline and runs the event loop."""
 
     def __init__(
         self,
@@ -95,18 +95,18 @@ class RolloutDispatcher:
         self._workers.start()
 
     def join(self, name: str) -> None:
-        """Start a worker, which gets the weights and work as soon as it is up, in the middle of a run too. Never
-        waits. The name is new, or that of a worker that has left or is dead: ValueError."""
+        """Start a worker, also during a run. It gets the weights and work as soon as it is up. Never waits. Raises
+        ValueError unless the name is new, or that of a worker that has left or is dead."""
         self._workers.join(name)
 
     def leave(self, name: str, reason: str = "") -> None:
-        """Let a worker go for good, in the middle of a run too: it gives its requests back with all their tokens,
-        closes its engine, and is gone; no weights are awaited of it. Never waits. `reason`: of the event worker_left.
-        KeyError: there is no such worker."""
+        """Let a worker go for good, also during a run. It returns its requests with all their tokens and closes its
+        engine; no weights are awaited from it. Never waits. `reason`: for the event worker_left. Raises KeyError if
+        there is no such worker."""
         self._workers.retire(name, reason)
 
     def workers(self) -> dict[str, WorkerNow]:
-        """All there are, by name."""
+        """Return all workers by name."""
         return {
             name: WorkerNow(seat.state, len(self._requests.running(name)), seat.node_id, seat.retiring)
             for name, seat in self._seats.by_name.items()
@@ -114,25 +114,27 @@ class RolloutDispatcher:
 
     @property
     def handing_back(self) -> bool:
-        """Workers that leave are giving back what they have; bounded by 5 s, of those in which somebody listens."""
+        """Whether leaving workers are returning their requests. Bounded by 5 s of the time in which the
+        driver listens."""
         return bool(self._seats.leaving)
 
     @property
     def listening(self) -> bool:
-        """Somebody waits for workers."""
+        """Whether a caller waits for workers."""
         return self._seats.listening > 0
 
     def unheard(self) -> AbstractContextManager[None]:
-        """Around what keeps the driver for long: workers' silence and lateness meanwhile are not theirs."""
+        """Wrap what blocks the driver for long: silence and lateness of workers in the block do not count
+        against them."""
         return self._seats.unheard()
 
     @property
     def waiting(self) -> tuple[int, float]:
-        """Requests of the present run that no worker has, and the tokens that are expected of them."""
+        """The number of requests of this run that no worker has, and their expected tokens."""
         return self._requests.waiting
 
     def set_weights(self, manifest: WeightsManifest, ref: "ObjectRef[Any]", deltas: Deltas | None = None) -> int:
-        """Send weights to all workers at once and check what each answers. `ref`: uint8 buffer in the object store.
+        """Send weights to all workers at once and check each answer. `ref`: uint8 buffer in the object store.
 
         Returns when every worker that is up holds them, how many that are; one that fails or is too slow is lost, and
         gets them when it is back. Raises PacelineError: no worker is left, or one holds other weights."""
@@ -143,29 +145,31 @@ class RolloutDispatcher:
 
     @property
     def by_delta(self) -> int:
-        """Workers that made the present weights of the ones before and a delta."""
+        """The number of workers that made the present weights from the previous ones and a delta."""
         return self._workers.loading.by_delta
 
     def elsewhere(self, home: str) -> bool:
-        """Whether a worker is on another node than this one."""
+        """Whether a worker is on another node than `home`."""
         return any(seat.node_id not in ("", home) for seat in self._seats.by_name.values())
 
     def renew_weights(self, manifest: WeightsManifest, ref: "ObjectRef[Any]") -> None:
-        """Another buffer with the weights that workers hold, for those who come later: its maker is another one."""
+        """Set another buffer with the weights that workers hold, made by another process, for workers that
+        start later."""
         self._workers.loading.renew(Weights(manifest, ref))
 
     def hand_over(self, send: Callable[[int], WeightsSending], *, to_trainers: bool = False) -> Handed:
-        """As `set_weights`, piece by piece from the learner's devices; `send(receivers)` begins it. Who does not get
-        them, or starts meanwhile, loads them from the object store at the end. `to_trainers`: workers train drafters.
-        Raises as `set_weights`, and what the learner's end raises."""
+        """Send weights as `set_weights` does, but piece by piece from the learner's devices; `send(receivers)` begins
+        it. A worker that does not get them, or starts meanwhile, loads them from the object store at the end.
+        `to_trainers`: workers train drafters. Raises as `set_weights`, and what the end of the learner's sending
+        raises."""
         self._stop_early()
         handed = self._workers.loading.hand_over(send, to_trainers=to_trainers)
         self._hear_of_drafters()
         return handed
 
     def begin(self, requests: Sequence[Request], *, watch: bool = False) -> None:
-        """Sample all of these; each comes once, as RolloutEnded, until `end`. `watch`: its progress too, as
-        RolloutProgressed. Raises ValueError (two with one id)."""
+        """Sample all of these requests. Until `end`, each is posted once as RolloutEnded. `watch`: progress is posted
+        too, as RolloutProgressed. Raises ValueError if two have one id."""
         self._requests.begin(requests, watch=watch)
         self._workers.begin_run()
         self._requests.assign(self._seats.by_name)
@@ -173,7 +177,7 @@ class RolloutDispatcher:
 
     @property
     def done(self) -> bool:
-        """Every request has finished or failed."""
+        """Whether every request has finished or failed."""
         return self._requests.done
 
     def wait(self, until: Callable[[], bool]) -> None:
@@ -181,7 +185,8 @@ class RolloutDispatcher:
         self._seats.wait(until)
 
     def end(self, *, abort: bool) -> DispatchStats:
-        """What came of `begin`. `abort`: what runs is aborted first, so that the next one starts clean."""
+        """End the run that `begin` started and return its counts. `abort`: first abort what runs, so that the next run
+        starts clean."""
         try:
             if abort:
                 self.abort_all()
@@ -193,8 +198,8 @@ class RolloutDispatcher:
         return self._requests.stats(interrupted=abort)
 
     def submit(self, request: Request) -> None:
-        """Until `end`: sample this too. One whose id has finished is its next turn: it goes on with the worker that has
-        its K/V, if that is up. Raises ValueError: the id has not finished."""
+        """Add a request to the present run. A request whose id has finished is its next turn, and goes to the worker
+        that has its K/V if that is up. Raises ValueError if the id has not finished."""
         self._requests.add(request)
 
     def settle(self) -> None:
@@ -217,8 +222,8 @@ class RolloutDispatcher:
             self._requests.stop_early(seat)
 
     def sleep(self, timeout_s: float) -> dict[str, str]:
-        """Have all engines release their KV cache until they get work. Why some did not, by worker; one that is lost
-        says nothing."""
+        """Have all engines release their KV cache until they get work. Returns why some did not, by worker. Lost
+        workers are left out."""
         up = [s for s in self._seats.by_name.values() if s.state is SeatState.READY or s.waits_for_weights]
         asked: dict[ObjectRef[Any], str] = {seat.ask(Sleep()): seat.name for seat in up}
         ready, late = self._context.loop.answers(list(asked), timeout_s)
@@ -230,7 +235,7 @@ class RolloutDispatcher:
         return awake
 
     def give_up(self, gone: WeightsGone) -> None:
-        """Nobody makes another buffer of the weights that the worker was to load."""
+        """Lose the worker, if it still waits for weights whose buffer no process will make again."""
         if gone.seat is not None and gone.error is not None and gone.seat.waits_for_weights:
             self._lost(gone.seat, gone.error)
 
@@ -246,12 +251,12 @@ class RolloutDispatcher:
             self._context.loop.tell(DrafterNews(seat.name, loaded))
 
     def abort(self, request_ids: Iterable[int]) -> None:
-        """Sample these no further. Each still ends once, with the tokens it has, as ABORT or as it ended meanwhile: at
-        once if nobody runs it, else when its worker says so or is lost."""
+        """Stop sampling these requests. Each still ends once with its tokens, as ABORT or as it ended meanwhile: at
+        once if no worker runs it, else when its worker reports it or is lost."""
         self._requests.abort(request_ids, self._seats.by_name)
 
     def abort_all(self) -> None:
-        """Abort what runs and wait until the engines have said so; a worker that does not is lost. Bounded by 10 s."""
+        """Abort what runs and wait until the engines confirm. A worker that does not within 10 s is lost."""
         self._requests.abort_all()
         busy = []
         for seat in self._seats.by_name.values():
@@ -280,7 +285,7 @@ class RolloutDispatcher:
     # Reactions.
 
     def look(self) -> None:
-        """At the deadlines, if it is time again; and who waits for work gets some."""
+        """Check the deadlines if it is time again, and hand out waiting requests."""
         if self._workers.overdue():
             self._hear_of_drafters()
         if not self._requests.aborting:
@@ -291,7 +296,7 @@ class RolloutDispatcher:
         seat, waitable, value = arrived.seat, arrived.waitable, arrived.value
         events: list[WorkerEvent] | None = []
         answer: SupervisorStatus | WeightsLoaded | None = None
-        try:  # only what the worker says: a RayError of another part is not its fault
+        try:  # only for what the worker sends: a RayError of another part is not its fault
             if waitable is seat.stream:
                 events = seat.take_events(value)
             elif waitable is seat.pending:

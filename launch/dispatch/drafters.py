@@ -1,6 +1,7 @@
-"""What the driver tells the workers' drafters: rollouts of other workers, and the state that a checkpoint keeps.
+"""Messages from the driver to the workers' drafters: other workers' rollouts, and the state of a checkpoint.
 
-Drafters only save time: nothing here is waited for but a save, which has a deadline, and no failure reaches the run.
+Drafters only save time, so no failure reaches the run. Only a save and the end of training are waited for, with
+deadlines.
 """
 
 import shutil
@@ -19,25 +20,25 @@ from contracts.rollout import DrafterLoaded, IntArray
 from launch.dispatch.seat import FETCH_TIMEOUT_S, Seat, SeatState, Weights
 from models.manifest import WeightsManifest
 
-SAVE_TIMEOUT_S = 60.0  # of one worker, at most; rollout.stall_timeout_s where that is less
-_SAVERS = 3  # workers that are asked in turn
-_MAX_UNANSWERED = 4  # a worker that does not listen is not talked to
+SAVE_TIMEOUT_S = 60.0  # for one worker, at most; rollout.stall_timeout_s if that is less
+_SAVERS = 3  # workers asked in turn
+_MAX_UNANSWERED = 4  # a worker with this many unanswered messages gets no more
 
 
 class DrafterMessages:
     """Messages to the drafters of all workers, `seats` by name. Nothing here fails."""
 
     def __init__(self, seats: Mapping[str, Seat], loop: EventLoop, stall_timeout_s: float = SAVE_TIMEOUT_S) -> None:
-        """stall_timeout_s: a worker that is silent for so long is not waited for any more."""
+        """stall_timeout_s: a worker that is silent for longer is not waited for."""
         self._seats, self._loop, self._stall_timeout_s = seats, loop, stall_timeout_s
-        self._directory: str | None = None  # what an engine that starts anew begins with ...
-        self._weights: dict[str, Weights] = {}  # ... and the weights of its drafters, by name
+        self._directory: str | None = None  # loaded by an engine that starts ...
+        self._weights: dict[str, Weights] = {}  # ... with the weights of its drafters, by name
         self._sent: dict[Seat, list[ray.ObjectRef[Any]]] = {}
-        self._updates: list[tuple[Seat, ray.ObjectRef[Any]]] = []  # of weights, not answered yet
-        self._fetches: list[tuple[Seat, ray.ObjectRef[WeightsManifest], ray.ObjectRef[Any]]] = []  # nor these
+        self._updates: list[tuple[Seat, ray.ObjectRef[Any]]] = []  # weights not answered yet
+        self._fetches: list[tuple[Seat, ray.ObjectRef[WeightsManifest], ray.ObjectRef[Any]]] = []  # nor are these
 
     def share(self, rollouts: Sequence[tuple[IntArray, IntArray, str]]) -> None:
-        """Show every worker the rollouts, as (prompt, response, worker), that it did not make. Never waits."""
+        """Send every worker the rollouts, as (prompt, response, worker), that other workers made. Never waits."""
         listening = [seat for seat in self._up() if self._listens(seat)]
         numbers = {name: number for number, name in enumerate(dict.fromkeys(made_by for _, _, made_by in rollouts))}
         if not rollouts or all(numbers.keys() == {seat.name} for seat in listening):
@@ -48,13 +49,13 @@ class DrafterMessages:
                 self._sent[seat].append(seat.tell(Remember(numbers.get(seat.name, -1)), shared))
 
     def load(self, directory: str) -> None:
-        """All workers take what `save` wrote there, and engines that start later do. Never waits."""
+        """Have all workers, and engines that start later, load what `save` wrote there. Never waits."""
         self._directory = directory
         for seat in self._up():
             self.started(seat)
 
     def started(self, seat: Seat) -> None:
-        """The worker's engine is up."""
+        """Send the state and weights to a worker whose engine has come up."""
         if self._directory is not None and self._listens(seat):
             with suppress(RayError):
                 self._sent[seat].append(seat.tell(LoadDrafters(self._directory)))
@@ -62,34 +63,35 @@ class DrafterMessages:
             self._send_weights(seat, name, weights)
 
     def use_buffer(self, seat: Seat, buffer: Any) -> None:
-        """The worker records into this data buffer, of its node. Never waits."""
+        """Have the worker record into this data buffer of its node. Never waits."""
         with suppress(RayError):
             self._sent.setdefault(seat, []).append(cast(Any, seat.handle).use_buffer.remote(buffer))
 
     def target_changed(self, seat: Seat, weights: Weights) -> None:
-        """The worker's engine has these weights of the target; its trainer reads them from the store. Never waits."""
+        """Report that the worker's engine has these target weights; its trainer reads them from the store.
+        Never waits."""
         with suppress(RayError):
             if self._listens(seat):
                 answer = cast(Any, seat.handle).target_weights.remote(weights.manifest, weights.ref)
                 self._sent[seat].append(answer)
 
     def left(self, seat: Seat) -> None:
-        """The worker is gone for good."""
+        """Forget a worker that has left for good."""
         self._sent.pop(seat, None)
         self._updates = [(known, ref) for known, ref in self._updates if known is not seat]
 
     def fetch(self, seat: Seat, version: int) -> None:
-        """The worker's trainer has published these weights: have them put where the worker's end does not reach them.
+        """Store the weights that the worker's trainer has published where they outlive the worker.
 
-        The objects are what a call of ours returns, so the driver owns them, but it holds references only: the bytes
-        lie in the store of the worker's node, and of every node whose engines have loaded them."""
+        The objects are return values of a call by the driver, so the driver owns them. It holds references only: the
+        bytes are in the store of the worker's node, and of every node whose engines have loaded them."""
         with suppress(RayError):
             manifest, weights = cast(Any, seat.handle).drafter_weights.remote(version)
             self._fetches.append((seat, manifest, weights))
 
     def fetched(self) -> list[tuple[Seat, Weights]]:
-        """The weights that are there since the last call. Those whose worker was lost before never will be; nobody has
-        heard of them. Never waits."""
+        """Return the weights that have arrived since the last call. If their worker was lost first, they never arrive;
+        no one has been told of them. Never waits."""
         if not self._fetches:
             return []
         refs = [manifest for _, manifest, _ in self._fetches]
@@ -97,13 +99,13 @@ class DrafterMessages:
         found = []
         for seat, manifest, weights in self._fetches:
             if manifest in ready:
-                with suppress(RayError):  # both objects are made at once: where one is, the other is
+                with suppress(RayError):  # both objects are made at once, so one implies the other
                     found.append((seat, Weights(ray.get(manifest, timeout=FETCH_TIMEOUT_S), weights)))
         self._fetches = [fetch for fetch in self._fetches if fetch[1] not in ready]
         return found
 
     def update(self, name: str, weights: Weights) -> None:
-        """All engines draft with these weights, those that start later too. Never waits."""
+        """Have all engines, also those that start later, draft with these weights. Never waits."""
         self._weights[name] = weights
         for seat in self._up():
             self._send_weights(seat, name, weights)
@@ -114,7 +116,7 @@ class DrafterMessages:
             self._updates.append((seat, seat.ask(command, weights.ref)))
 
     def updated(self) -> list[tuple[Seat, DrafterLoaded]]:
-        """What workers have answered to new weights since the last call; lost ones say nothing. Never waits."""
+        """Return the workers' answers to new weights since the last call, without lost workers. Never waits."""
         if not self._updates:
             return []
         ready = set(ray.wait([ref for _, ref in self._updates], num_returns=len(self._updates), timeout=0)[0])
@@ -127,9 +129,9 @@ class DrafterMessages:
         return found
 
     def save(self, directory: str) -> str | None:
-        """One worker writes its drafters' state into `directory`, which it and this process can reach; all have seen
-        all rollouts. One that does not answer in time, or is lost, is followed by the next. Returns why nothing was
-        written: within a deadline."""
+        """Have one worker write its drafters' state into `directory`, which it and this process can reach. One
+        suffices, since all have seen all rollouts. If it does not answer in time, or is lost, the next one is asked.
+        Returns why nothing was written, if so. Bounded by a deadline."""
         failures = list[str]()
         asked = set[str]()
         while len(asked) < _SAVERS:
@@ -137,7 +139,7 @@ class DrafterMessages:
             if (seat := next(ready, None)) is None:
                 break
             asked.add(seat.name)
-            own = Path(f"{directory}.{seat.name}")  # one that wakes up later writes there, and not into the checkpoint
+            own = Path(f"{directory}.{seat.name}")  # a worker that wakes up later writes there, not into the checkpoint
             try:
                 own.mkdir(parents=True, exist_ok=True)
                 failure, late = self._saved_by(seat, own)
@@ -153,7 +155,7 @@ class DrafterMessages:
         return "; ".join(failures) or "no worker is up"
 
     def _saved_by(self, seat: Seat, directory: Path) -> tuple[str | None, bool]:
-        """(what failed, whether another worker may do better)"""
+        """Return (the failure, whether another worker may do better)."""
         timeout_s = min(SAVE_TIMEOUT_S, self._stall_timeout_s)
         try:
             answer = seat.ask(SaveDrafters(str(directory)))
@@ -165,16 +167,16 @@ class DrafterMessages:
             return f"was lost: {str(error).strip().splitlines()[-1]}", True
 
     def saved_as(self, directory: str) -> None:
-        """Engines that start from now on find the state there."""
+        """Have engines that start from now on load the state there."""
         self._directory = directory
 
     def stop_training(self, timeout_s: float) -> list[str]:
-        """When this returns no worker's trainer is on its device, but for those named: they did not say so in time."""
+        """Take all trainers off their devices. Returns the workers that did not confirm in time."""
         up = [seat for seat in self._seats.values() if seat.state is SeatState.READY]
         asked = {seat.handle.stop_training.remote(): seat.name for seat in up}
         ready, late = self._loop.answers(list(asked), timeout_s)
         for answer in ready:
-            with suppress(RayError):  # of a worker that is lost, and its trainer with it
+            with suppress(RayError):  # of a lost worker, whose trainer is lost with it
                 ray.get(answer, timeout=timeout_s)
         return [asked[answer] for answer in late]
 
@@ -183,7 +185,7 @@ class DrafterMessages:
         if sent:
             ready, waiting = ray.wait(sent, num_returns=len(sent), timeout=0)
             for answer in ready:
-                with suppress(RayError):  # seen, so that Ray does not report it at the end of the run
+                with suppress(RayError):  # fetched, so that Ray does not report it at the end of the run
                     ray.get(answer, timeout=1.0)
             sent[:] = waiting
         return len(sent) < _MAX_UNANSWERED

@@ -1,11 +1,11 @@
-"""What idle workers sample of the next RL step, with the weights they have (`rollout.lookahead`). Sans-IO: no Ray.
+"""Lookahead: idle workers sample the next RL step with the weights they have (`rollout.lookahead`). Sans-IO: no Ray.
 
-Owns the requests to look ahead at, who has which of them, and the text that came of them. The text goes with the real
-request as `Request.early`, which an engine checks and never trusts. So everything here may be lost: that costs time.
+Owns the requests to look ahead at, their assignment to workers, and their text. The text goes with the real request as
+`Request.early`, which an engine checks and never trusts. So losing anything here only costs time.
 
-Ids count from FIRST_ID, where no batch has any: whatever a worker says of such an id comes here, and the ledger of real
-requests never has it. Engines take such requests for an evaluation's: drafters do not learn from them, nothing of them
-is recorded, and no window has steps of both kinds.
+Ids count from FIRST_ID, above every batch's ids. So a worker's reports of such ids come here and never reach the ledger
+of real requests. Engines treat such requests as an evaluation's: drafters do not learn from them, nothing of them is
+recorded, and no window mixes steps of both kinds.
 """
 
 from collections import OrderedDict
@@ -26,39 +26,39 @@ def is_early(request_id: int) -> bool:
 
 @dataclass(slots=True, kw_only=True)
 class EarlyTally:
-    """Since it was taken last, of real requests that have ended."""
+    """Counts since they were last taken, of real requests that have ended."""
 
     sampled: int = 0  # tokens sampled ahead
     spent_s: float = 0.0  # engine seconds of idle workers for that
     responses: int = 0  # that came with early text
     tokens: int = 0  # of their early text
-    stood: int = 0  # of those, before the first difference
+    stood: int = 0  # early tokens before the first difference
     drawn: int = 0  # tokens of those responses
     use: EarlyUse = field(default_factory=EarlyUse)
 
 
 class EarlySampling:
-    """Of one dispatcher. Without a plan it does nothing."""
+    """The lookahead of one dispatcher. Without a plan it does nothing."""
 
     def __init__(self, *, meanwhile: bool = False) -> None:
-        """`meanwhile`: workers look ahead outside of runs too, since nobody else needs what they run on."""
+        """`meanwhile`: workers also look ahead outside of runs, since nothing else needs their cores or devices."""
         self.meanwhile = meanwhile
         self.tally = EarlyTally()
         self._planned: Sequence[Request] | None = None
         self._waiting: OrderedDict[int, Request] = OrderedDict()  # by noise key, in the order of the prompts
-        self._wanted: dict[int, Request] = {}  # the plan, by noise key, without what was asked for since
+        self._wanted: dict[int, Request] = {}  # the plan by noise key, without requests that were issued since
         self._held: dict[str, dict[int, Request]] = {}  # by worker, by id
-        self._aborted: dict[str, dict[int, Request]] = {}  # likewise: their text is on its way
+        self._aborted: dict[str, dict[int, Request]] = {}  # likewise: their text will still arrive
         self._texts: dict[int, IntArray] = {}  # by noise key
         self._given: dict[int, IntArray] = {}  # real requests of the present run, by id
         self._ids = count(FIRST_ID)
 
     def plan(self, requests: Sequence[Request]) -> None:
-        """From the next run on: samples that are sure to be asked for in the run after it, in their order."""
+        """Set the samples for the next run to look ahead at. The run after it is sure to request them. In order."""
         self._planned = requests
 
     def begin(self, requests: Sequence[Request]) -> list[Request]:
-        """A run starts: its requests, with the early text that there is."""
+        """Start a run: return its requests, with the early text that exists."""
         self._given.clear()
         ready = [self._with_text(request) for request in requests]
         if self._planned is not None:
@@ -75,7 +75,7 @@ class EarlySampling:
         self._wanted.pop(request.noise_key, None)
         text = self._texts.pop(request.noise_key, None)
         if text is None:
-            text = request.early  # of a prompt that was put off (rollout.rounds)
+            text = request.early  # of a prompt that was postponed (rollout.rounds)
         if text is None:
             return request
         self._given[request.request_id] = text
@@ -83,16 +83,16 @@ class EarlySampling:
 
     @property
     def wanting(self) -> bool:
-        """There is something to look ahead at."""
+        """Whether there is something to look ahead at."""
         return bool(self._waiting)
 
     def holds(self, worker: str) -> bool:
-        """The worker looks ahead."""
+        """Whether the worker looks ahead."""
         return bool(self._held.get(worker))
 
     def give(self, worker: str, most: int, workers: int) -> tuple[Request, ...]:
-        """What the idle worker, one of so many, samples next, at most `most` at once. Text that there is already is
-        checked and gone on from."""
+        """Return what the idle worker, one of `workers`, samples next: at most `most` requests at once. Text that
+        already exists is checked and continued."""
         held = self._held.setdefault(worker, {})
         share = min(most, max(1, -(-(len(self._waiting) + sum(map(len, self._held.values()))) // max(workers, 1))))
         if 2 * len(held) > share:
@@ -106,26 +106,28 @@ class EarlySampling:
         return tuple(given)
 
     def take_back(self, worker: str) -> tuple[int, ...]:
-        """Ids that the worker is to abort: it gets real work, or new weights. They come back by `finished`."""
+        """Return the ids that the worker must abort, since it gets real work or new weights. They return through
+        `finished`."""
         held = self._held.pop(worker, {})
         if held:
             self._aborted.setdefault(worker, {}).update(held)
         return tuple(held)
 
     def lost(self, worker: str) -> None:
-        """The worker is, and with it what it had sampled."""
+        """Requeue the requests of a lost worker. The text that it has not returned is lost."""
         for some in (self._held, self._aborted):
             for request in some.pop(worker, {}).values():
                 self._again(request)
 
     def _again(self, request: Request) -> None:
-        """Unless it was asked for meanwhile, before all others: they come in the order of their prompts."""
+        """Put the request before all others, unless it was issued meanwhile. Requests go in the order of
+        their prompts."""
         if request.noise_key in self._wanted:
             self._waiting[request.noise_key] = self._wanted[request.noise_key]
             self._waiting.move_to_end(request.noise_key, last=False)
 
     def finished(self, worker: str, rollout: Rollout) -> None:
-        """Text of a request that was looked ahead at, whole or as far as it came. Too late, it is dropped."""
+        """Keep the text of a request that was looked ahead at, complete or not. It is dropped if it comes too late."""
         request = self._held.get(worker, {}).pop(rollout.request_id, None)
         request = request or self._aborted.get(worker, {}).pop(rollout.request_id, None)
         if request is None or request.noise_key not in self._wanted:
@@ -138,12 +140,12 @@ class EarlySampling:
             self._again(request)
 
     def rejected(self, worker: str, request_id: int) -> None:
-        """The worker's engine cannot sample it: nor can the real one be, which says why."""
+        """Drop a request that the worker's engine cannot sample. The real one fails too, and reports why."""
         for some in (self._held, self._aborted):
             some.get(worker, {}).pop(request_id, None)
 
     def ended(self, rollout: Rollout) -> None:
-        """A real request has: what stood of its early text?"""
+        """Count how much of a real request's early text was right."""
         text = self._given.pop(rollout.request_id, None)
         if text is None or rollout.finish_reason is FinishReason.ABORT:
             return
@@ -155,10 +157,10 @@ class EarlySampling:
         tally.drawn += len(rollout.tokens)
 
     def used(self, use: EarlyUse) -> None:
-        """What an engine's steps made of early text, of real requests or of those looked ahead at."""
+        """Count what an engine's steps made of early text, of real requests or of those looked ahead at."""
         self.tally.use = self.tally.use.plus(use)
 
     def take(self) -> EarlyTally:
-        """The counts since the last call."""
+        """Return the counts since the last call."""
         tally, self.tally = self.tally, EarlyTally()
         return tally

@@ -1,5 +1,4 @@
-"""What the dispatcher has to say to the rest of the driver. Plain data; the reactions are in
-launch.run.reactions."""
+"""Events of the dispatcher for the rest of the driver. Plain data; launch.run.reactions has the reactions."""
 
 from dataclasses import dataclass
 
@@ -12,14 +11,14 @@ from launch.dispatch.seat import Seat, Weights, WorkerArrived
 
 @dataclass(frozen=True, slots=True)
 class RolloutEnded:
-    """End of a request of the present run: each request's once, in order of arrival."""
+    """A request of the present run has ended. Posted once per request, in order of arrival."""
 
     rollout: Rollout
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutProgressed:
-    """A request of the present run that is watched has so many tokens by now."""
+    """The number of tokens so far of a watched request of the present run."""
 
     request_id: int
     tokens: int
@@ -36,7 +35,7 @@ class WorkerChanged:
 
 @dataclass(frozen=True, slots=True)
 class WorkerUp:
-    """Its engine is up. Where that is, nobody knew before: its node may have joined since it was asked for."""
+    """A worker's engine is up. Its node is only known now, since it may have joined after the request for it."""
 
     seat: Seat
 
@@ -61,7 +60,7 @@ class DrafterNews:
 
 @dataclass(frozen=True, slots=True)
 class DrafterPublished:
-    """A trainer has made new weights, which are where no worker's end reaches them."""
+    """A trainer has published new weights, which are stored where they outlive any worker."""
 
     worker: str
     weights: Weights
@@ -69,9 +68,9 @@ class DrafterPublished:
 
 @dataclass(frozen=True, slots=True)
 class WeightsGone:
-    """The buffer that was set went with its maker, and workers wait for it: `renew_weights` with another one.
+    """The buffer of the weights was lost with its maker, and workers wait for it. React with `renew_weights`.
 
-    `seat`: whose answer said so just now, with `error`; it is lost (`give_up`) if nobody makes another buffer."""
+    `seat`: the worker whose answer, `error`, revealed it. It is lost (`give_up`) if no process makes another buffer."""
 
     seat: Seat | None = None
     error: RayError | None = None

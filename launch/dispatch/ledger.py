@@ -1,11 +1,11 @@
-"""Who owns what during one `run`: the bookkeeping of requests, prefixes and retries. Sans-IO: no Ray, no clock.
+"""Bookkeeping of one `run`: the holder, the prefix and the retries of every request. Sans-IO: no Ray, no clock.
 
 Invariants (property-tested):
 - every request is in exactly one of waiting, running (on one worker), finished, failed; nothing is lost;
-- a request finishes or fails once, whatever a worker repeats after a loss; nothing is counted twice;
-- what a lost worker had reported of a response (tokens and log-probs) goes with the re-issued request, under the same
-  noise key, so that with a batch-invariant engine (Capabilities) the tokens do not depend on who finishes it;
-- an event costs what it changes, however many requests are open.
+- a request finishes or fails once, even if a worker repeats an event after a loss; nothing is counted twice;
+- a re-issued request carries the tokens and log-probs that the lost worker had reported, under the same noise key, so
+  that with a batch-invariant engine (Capabilities) the tokens do not depend on which worker finishes it;
+- the cost of an event depends on what it changes, not on the number of open requests.
 """
 
 from collections.abc import Collection, Iterable
@@ -18,7 +18,7 @@ from policies.balance import Balance, exact
 
 @dataclass(frozen=True, slots=True)
 class FailedRequest:
-    """A request that has no response: rejected by the engine, or lost more often than `max_retries`."""
+    """A request without a response: rejected by the engine, or lost more often than `max_retries`."""
 
     request_id: int
     reason: str
@@ -26,11 +26,11 @@ class FailedRequest:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """What became of the requests of a lost worker."""
+    """The outcome of a worker's loss for its requests."""
 
     reissued: tuple[int, ...]
     failed: tuple[FailedRequest, ...]
-    finished: tuple[Rollout, ...]  # complete already, or wanted no further; only the worker's last word was missing
+    finished: tuple[Rollout, ...]  # already complete, or aborted; only the worker's last report was missing
     prefix_tokens: int  # sampled before the loss, and not sampled again
 
 
@@ -41,16 +41,16 @@ class _LedgerEntry:
     deltas: list[Sampled] = field(default_factory=list)
     tokens: int = 0  # of all deltas
     retries: int = 0
-    aborted: bool = False  # wanted no further: it is not re-issued
-    probe: bool = False  # the first of its prompt, where probes go first
+    aborted: bool = False  # aborted by the caller: it is not re-issued
+    probe: bool = False  # first request of its prompt, if probes go first
     holder: str | None = None  # worker; None: waiting
 
     def remaining_tokens(self) -> float:
-        """Expected, at least 1, so that no running request counts as free."""
+        """Return the expected remaining tokens, at least 1, so that no running request counts as free."""
         return max(self.expected - self.tokens, 1.0)
 
     def sampled(self) -> Sampled:
-        """All that was reported."""
+        """Return all reported tokens."""
         if len(self.deltas) > 1:
             self.deltas = [Sampled.join(self.deltas)]
         return self.deltas[0] if self.deltas else NOTHING_SAMPLED
@@ -59,7 +59,7 @@ class _LedgerEntry:
         return replace(self.request, prefix=self.sampled()) if self.deltas else self.request
 
     def ended(self) -> End | None:
-        """How the response has ended already: what was reported is the whole of it, or nobody wants more."""
+        """Return the response's end, if the reported tokens are complete or the request was aborted."""
         end = find_end(self.request, self.sampled().tokens, self.request.sampling.max_new_tokens)
         return End(self.tokens, FinishReason.ABORT) if end is None and self.aborted else end
 
@@ -68,15 +68,15 @@ class Ledger:
     """The requests of one `run`. Request ids must be distinct."""
 
     def __init__(self, requests: Iterable[Request], *, max_retries: int, probes: bool = False) -> None:
-        """`probes`: the first request of each prompt is handed out before the others are. When it has ended, those of
-        its prompt that still wait are expected to be as long."""
+        """`probes`: hand out the first request of each prompt before the others. When it has ended, the waiting
+        requests of its prompt get its length as their expectation."""
         self._open: dict[int, _LedgerEntry] = {}
         self._held: dict[str, dict[int, _LedgerEntry]] = {}  # by worker
-        self._placed: list[_LedgerEntry] = []  # running from the next decision on: they go on where they were
+        self._placed: list[_LedgerEntry] = []  # running from the next decision on, on the worker that they had
         self._balance = Balance()
         self._max_retries = max_retries
-        self._probes, self._siblings = probes, dict[int, list[int]]()  # requests behind the probe, by prompt
-        self._later: dict[int, _LedgerEntry] = {}  # that wait for the probes to be handed out
+        self._probes, self._siblings = probes, dict[int, list[int]]()  # by prompt: requests behind the probe
+        self._later: dict[int, _LedgerEntry] = {}  # these wait until the probes are handed out
         self.total = self.finished = 0
         for request in requests:
             self.add(request)
@@ -85,8 +85,8 @@ class Ledger:
         self.duplicates = 0  # events for a request that its sender does not hold (any more)
 
     def add(self, request: Request, worker: str | None = None) -> None:
-        """One more request. `worker`: the one that finished this id before, of which this is the next turn; it counts
-        once, and goes on there if that is possible. Raises ValueError: the id is open."""
+        """Add a request. `worker`: the one that finished this id before, whose next turn this is. It counts once, and
+        continues there if possible. Raises ValueError if the id is open."""
         if request.request_id in self._open:
             raise ValueError(f"request id {request.request_id} occurs twice")
         entry = _LedgerEntry(request=request, expected=exact(request.expected_tokens))
@@ -116,32 +116,32 @@ class Ledger:
 
     @property
     def waiting(self) -> int:
-        """Requests that nobody holds."""
+        """The number of requests that no worker holds."""
         return self._balance.waiting + len(self._later)
 
     @property
     def waiting_tokens(self) -> float:
-        """Expected of them."""
+        """Their expected tokens."""
         return self._balance.waiting_tokens + sum(entry.remaining_tokens() for entry in self._later.values())
 
     def running(self, worker: str) -> Collection[int]:
-        """Request ids that the worker holds: a view."""
+        """Return the ids of the worker's requests, as a view."""
         return self._held.get(worker, {}).keys()
 
     def offer(self, worker: str, slots: int) -> None:
-        """The worker can run `slots` requests at once."""
+        """Declare that the worker can run `slots` requests at once."""
         self._balance.offer(worker, slots)
 
     def withdraw(self, worker: str) -> None:
-        """The worker is given nothing more until it is offered again; what it holds it keeps until it is lost."""
+        """Give the worker nothing more until it is offered again. It keeps its requests until it is lost."""
         self._balance.withdraw(worker)
 
     def assign(self) -> dict[str, list[Request]]:
-        """Hand waiting requests to workers with free slots; records who holds what."""
+        """Assign waiting requests to workers with free slots. Records the holders."""
         issued: dict[str, list[Request]] = {}
         placed, self._placed = self._placed, []
         for entry in placed:
-            if entry.holder is not None and entry.request.request_id in self._open:  # else it was lost meanwhile
+            if entry.holder is not None and entry.request.request_id in self._open:  # otherwise it was lost meanwhile
                 issued.setdefault(entry.holder, []).append(entry.issue())
         grants = self._balance.grants()
         if self._later and not self._balance.waiting:
@@ -156,7 +156,7 @@ class Ledger:
         return issued
 
     def progress(self, worker: str, request_id: int, delta: Sampled) -> bool:
-        """Remember tokens of a running request; False if the worker does not hold it."""
+        """Store new tokens of a running request. Returns false if the worker does not hold it."""
         entry = self._of(worker, request_id)
         if entry is not None:
             entry.deltas.append(delta)
@@ -164,19 +164,19 @@ class Ledger:
         return entry is not None
 
     def tokens(self, request_id: int) -> int:
-        """That are known of an open request. Raises KeyError."""
+        """Return the number of known tokens of an open request. Raises KeyError."""
         return self._open[request_id].tokens
 
     def hand_back(self, worker: str, rollout: Rollout) -> None:
-        """An aborted request, with all its tokens: what its worker had reported of it so far is a part of them. It is
-        still the worker's, until that is lost."""
+        """Store an aborted request with all its tokens, which include those reported before. Its worker keeps it until
+        it is lost."""
         entry = self._of(worker, rollout.request_id)
         if entry is not None and len(rollout.tokens):
             entry.deltas = [rollout.sampled]
             self._sampled(worker, entry, len(rollout.tokens))
 
     def finish(self, worker: str, rollout: Rollout) -> bool:
-        """True exactly once per request: the caller may use the rollout."""
+        """Finish a request. Returns true exactly once per request: only then may the caller use the rollout."""
         entry = self._of(worker, rollout.request_id)
         if entry is None:
             return False
@@ -188,13 +188,13 @@ class Ledger:
         return True
 
     def _all_wait(self) -> None:
-        """The probes are handed out: the others are next."""
+        """The probes are handed out: queue the other requests."""
         for request_id, entry in self._later.items():
             self._balance.wait(entry.request.prompt_id, request_id, entry.remaining_tokens())
         self._later.clear()
 
     def _expect(self, prompt_id: int, tokens: float) -> None:
-        """Of the prompt's requests that wait."""
+        """Set the expected tokens of the prompt's waiting requests."""
         for request_id in self._siblings[prompt_id]:
             entry = self._open.get(request_id)
             if entry is None or entry.holder is not None:
@@ -207,8 +207,8 @@ class Ledger:
     def abort(
         self, request_ids: Iterable[int], *, now_s: float, weights_version: int
     ) -> tuple[list[Rollout], dict[str, list[int]]]:
-        """These are wanted no further; ids that are not open (any more) are left alone. Returns the rollouts of those
-        that nobody runs, and the others by worker: those come back by `finish`, or by `lose` with what was reported."""
+        """Abort these requests; ids that are not open are ignored. Returns the rollouts of those that no worker runs,
+        and the others' ids by worker. Those return through `finish`, or through `lose` with what was reported."""
         ended: list[Rollout] = []
         running: dict[str, list[int]] = {}
         for request_id in request_ids:
@@ -225,7 +225,7 @@ class Ledger:
         return ended, running
 
     def hold_back(self) -> None:
-        """What `add` has placed and `assign` has not handed out waits again."""
+        """Queue again what `add` has placed and `assign` has not handed out."""
         for entry in self._placed:
             if entry.holder is not None:
                 self._release(entry)
@@ -240,8 +240,8 @@ class Ledger:
         return self._fail(request_id, reason)
 
     def lose(self, worker: str, reason: str, *, now_s: float, weights_version: int, handed_over: bool = False) -> Loss:
-        """Everything the worker holds goes back to the queue, with what is known of it; `reason` for the failures.
-        handed_over: the worker had to end, so no request is suspected of having ended it."""
+        """Return all requests of the worker to the queue, with their known tokens. `reason`: for the failures.
+        handed_over: the worker had to end, so no request is suspected of having crashed it."""
         reissued: list[int] = []
         failed: list[FailedRequest] = []
         finished: list[Rollout] = []
@@ -269,20 +269,20 @@ class Ledger:
         return None
 
     def _sampled(self, worker: str, entry: _LedgerEntry, tokens: int) -> None:
-        """`tokens` of a running request are known now."""
+        """Record that `tokens` of a running request are known."""
         before = entry.remaining_tokens()
         entry.tokens = tokens
         self._balance.progress(worker, before - entry.remaining_tokens())
 
     def _release(self, entry: _LedgerEntry) -> None:
-        """Its worker runs it no longer."""
+        """Record that its worker no longer runs it."""
         assert entry.holder is not None
         self._balance.end(entry.holder, entry.request.prompt_id, entry.remaining_tokens())
         del self._held[entry.holder][entry.request.request_id]
         entry.holder = None
 
     def _finish(self, entry: _LedgerEntry, end: End, now_s: float, weights_version: int) -> Rollout:
-        """One that no worker gives back."""
+        """Finish a request that no worker returns."""
         del self._open[entry.request.request_id]
         self.finished += 1
         return Rollout(

@@ -1,5 +1,7 @@
-"""The requests of the present `run`: who has which, what became of each, and who is told. Owns the ledger and the
-counts, and gives workers their work; which workers there are, and in which state, is `workers`'."""
+"""The requests of the present `run`: their assignment to workers, their outcomes and the notification of these.
+
+Owns the ledger and the counts. `workers` owns the workers and their states.
+"""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
@@ -15,45 +17,45 @@ from launch.errors import PacelineError
 
 
 class Requests:
-    """Requests of one dispatcher, one run after the other. Each end is posted as a RolloutEnded."""
+    """The requests of one dispatcher, one run after the other. Each end is posted as a RolloutEnded."""
 
     def __init__(self, *, max_retries: int, context: Context, early: EarlySampling, probes: bool = False) -> None:
         """`probes`: one request of each prompt goes before the others (Ledger)."""
         self._max_retries, self._context, self.early, self._probes = max_retries, context, early, probes
-        self._version: int | None = None  # of the weights that every worker shall hold, if any
-        self._heard = False  # somebody waits for what ends
-        self._watched = False  # ... and for how far it has come
+        self._version: int | None = None  # of the weights that every worker must hold, if any
+        self._heard = False  # ends are posted
+        self._watched = False  # ... and so is progress
         self._ledger = Ledger([], max_retries=0)
         self._tally = DispatchTally()
         self.aborting = False
 
     def expect(self, version: int) -> None:
-        """From now on they are sampled with these weights."""
+        """Set the weights version with which requests are sampled from now on."""
         self._version = version
 
     def begin(self, requests: Sequence[Request], *, watch: bool = False) -> None:
-        """A run starts; workers are to be offered anew.
-        `watch`: progress is posted, as RolloutProgressed. Raises ValueError: two requests with one id."""
+        """Start a run; workers must be offered again. `watch`: post progress as RolloutProgressed. Raises ValueError if
+        two requests have one id."""
         self._tally = DispatchTally(begin_s=self._context.clock())
         self._ledger = Ledger(self.early.begin(requests), max_retries=self._max_retries, probes=self._probes)
         self._heard, self._watched = True, watch
 
     def abort_all(self) -> None:
-        """Nobody is told of what comes from now on."""
+        """Stop posting events, and hold back what is not handed out yet."""
         self._heard, self.aborting = False, True
         self._ledger.hold_back()
 
     def aborted_all(self) -> None:
-        """Nothing runs any more: what still waits is forgotten."""
+        """Forget what still waits, once nothing runs any more."""
         self._ledger, self.aborting = Ledger([], max_retries=0), False
 
     def end(self) -> None:
-        """The run is over."""
+        """End the run: post nothing more."""
         self._heard = False
 
     @property
     def waiting(self) -> tuple[int, float]:
-        """Requests that nobody has, and the tokens that are expected of them."""
+        """The number of requests that no worker has, and their expected tokens."""
         return self._ledger.waiting, self._ledger.waiting_tokens
 
     @property
@@ -64,28 +66,28 @@ class Requests:
         return self._tally.stats(self._ledger, self._context.clock(), interrupted=interrupted)
 
     def offer(self, worker: str, slots: int) -> None:
-        """The worker can run `slots` requests at once; 0: it is given nothing more."""
+        """Declare that the worker can run `slots` requests at once; 0: give it nothing more."""
         if slots:
             self._ledger.offer(worker, slots)
         else:
             self._ledger.withdraw(worker)
 
     def running(self, worker: str) -> Collection[int]:
-        """Ids of the requests that the worker holds: a view."""
+        """Return the ids of the worker's requests, as a view."""
         return self._ledger.running(worker)
 
     def assign(self, seats: Mapping[str, Seat]) -> None:
-        """Give what waits to workers that have room."""
+        """Send waiting requests to workers with free slots."""
         for name, requests in self._ledger.assign().items():
             seat = seats[name]
             if len(self._ledger.running(name)) == len(requests):
-                seat.progress_s = self._context.clock()  # it was idle: its silence counts from now
+                seat.progress_s = self._context.clock()  # it was idle: silence counts from now
             self.stop_early(seat)
             seat.give(Submit(tuple(requests)))
 
     def look_ahead(self, seats: Iterable[Seat], *, most: int, workers: int) -> None:
-        """Those of these workers that have nothing to decode, while nothing waits, sample the next step: at most `most`
-        requests each, shared with `workers`."""
+        """Have idle ones of these workers sample the next step while nothing waits: at most `most` requests each,
+        shared among `workers`."""
         if not self.early.wanting or self._ledger.waiting or self.aborting:
             return
         if self._ledger.done and not self.early.meanwhile:
@@ -97,7 +99,7 @@ class Requests:
                 seat.give(Submit(requests))
 
     def stop_early(self, seat: Seat) -> None:
-        """It gets real work, or new weights, before it takes another step."""
+        """Stop the worker's lookahead before its next step, since it gets real work or new weights."""
         if ids := self.early.take_back(seat.name):
             seat.give(Abort(ids))
 
@@ -105,34 +107,34 @@ class Requests:
         """See RolloutDispatcher.abort."""
         ended, running = self._ledger.abort(request_ids, now_s=self._context.wall(), weights_version=self._version or 0)
         for name, ids in running.items():
-            if seats[name].state is SeatState.READY:  # else it is about to give back all that it runs
+            if seats[name].state is SeatState.READY:  # otherwise it already returns all that it runs
                 seats[name].give(Abort(tuple(ids)))
         self.complete("", ended)
 
     def abort_running(self, seat: Seat) -> bool:
-        """Have the worker give back what it runs, if it is up; False: it runs nothing."""
+        """Have the worker return what it runs, if it is up. Returns false if it runs nothing."""
         if seat.state is not SeatState.READY or not (running := self._ledger.running(seat.name)):
             return False
         seat.give(Abort(tuple(running)))
         return True
 
     def add(self, request: Request) -> None:
-        """One more, or the next turn of one that has finished."""
+        """Add a request, or the next turn of a finished one."""
         self._ledger.add(request, self._tally.sampled_by.get(request.request_id))
 
     def progress(self, seat: Seat, request_id: int, delta: Sampled) -> None:
-        """The worker has sampled so much more of it."""
+        """Store new tokens of a running request."""
         if is_early(request_id):
-            return  # it comes as a whole
+            return  # lookahead text comes as a whole
         if self._ledger.progress(seat.name, request_id, delta) and self._watched and self._heard:
             self._context.loop.tell(RolloutProgressed(request_id, self._ledger.tokens(request_id)))
 
     def preempted(self, count: int) -> None:
-        """An engine ran out of cache, and computes so many again."""
+        """Count requests that an engine must recompute because its cache was full."""
         self._tally.preempted += count
 
     def reject(self, seat: Seat, request_id: int, reason: str) -> None:
-        """The worker's engine cannot sample it."""
+        """Fail a request that the worker's engine cannot sample."""
         if is_early(request_id):
             self.early.rejected(seat.name, request_id)
             return
@@ -161,12 +163,12 @@ class Requests:
         self._ended(seat.name, rollout)
 
     def handed_back(self, seat: Seat) -> bool:
-        """A worker that leaves has given back all that it held."""
+        """Whether a leaving worker has returned everything that it held."""
         return seat.handed_back.issuperset(self._ledger.running(seat.name))
 
     def take_back(self, seat: Seat, reason: str, *, told: bool = False) -> Sequence[Rollout]:
-        """What the worker holds waits for others, and its loss is told, unless it was; those of its rollouts that turn
-        out to be complete."""
+        """Queue the worker's requests for others, and report its loss unless that was `told`. Returns those of its
+        rollouts that turn out to be complete."""
         wall_s = self._context.wall()
         self.early.lost(seat.name)
         loss = self._ledger.lose(
@@ -190,7 +192,7 @@ class Requests:
         return loss.finished
 
     def complete(self, worker: str, rollouts: Iterable[Rollout]) -> None:
-        """These have ended without a worker's word; "": nobody ran them."""
+        """End these requests without a worker's report. `worker`: "" if no worker ran them."""
         for rollout in rollouts:
             self._ended(worker, rollout)
 

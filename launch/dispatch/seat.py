@@ -1,10 +1,10 @@
-"""One rollout worker as the driver sees it: its Ray handle, its state, what is pending and until when.
+"""One rollout worker as the driver sees it: its Ray handle, state, pending call and deadline.
 
 Owns the state machine of one worker and its Ray calls; never decides about requests (ledger) or restarts (dispatcher).
 
     STARTING --engine is up, no weights to send--> READY --set_weights--> LOADING --answer--> READY
-    STARTING --engine is up, weights to send--> LOADING (nothing pending: it waits for a hand-over's end)
-    any --it was told to end, or to leave--> LEAVING --its requests are back, or the deadline--> lost | CLOSING
+    STARTING --engine is up, weights to send--> LOADING (nothing pending until a hand-over ends)
+    any --it must end, or leave--> LEAVING --its requests are back, or the deadline--> lost | CLOSING
     any --lost--> STARTING (restarts left) | DEAD
     CLOSING --its engine is closed, or the deadline--> gone
 """
@@ -36,11 +36,11 @@ A = TypeVar("A")
 WorkerHandle = ActorProxy[RolloutWorker]
 
 _log = logging.getLogger(__name__)
-FETCH_TIMEOUT_S = 60.0  # to bring one object that exists to this node
+FETCH_TIMEOUT_S = 60.0  # to bring one existing object to this node
 
 
 def worker_name(index: int) -> str:
-    """As which the workers that a run starts with are known to everybody: events, logs, the coordinator."""
+    """Return the name of an initial worker in events, logs and the coordinator."""
     return f"rollout-{index}"
 
 
@@ -54,7 +54,7 @@ class SeatState(StrEnum):
 
 
 class WorkerNow(NamedTuple):
-    """A worker at one moment, for those who decide how many there are."""
+    """A worker at one moment, for code that decides how many there are."""
 
     state: SeatState
     running: int  # requests
@@ -64,7 +64,7 @@ class WorkerNow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """What every worker shall hold. `ref` points to the uint8 buffer."""
+    """The weights that every worker must hold. `ref` points to the uint8 buffer."""
 
     manifest: WeightsManifest
     ref: "ObjectRef[Any]"
@@ -73,8 +73,9 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class Deltas:
-    """Workers keep what they load, and get what changed next time. `home`: node of the workers that do not, since they
-    map the whole buffer there; "": all do. Without `ref` there is no delta to these weights."""
+    """How workers update by delta: they keep what they load, and next time get only what changed. `home`: node whose
+    workers keep nothing, since they map the whole buffer there; "": all keep it. Without `ref` there is no delta to
+    these weights."""
 
     home: str
     base_version: int = -1
@@ -83,7 +84,7 @@ class Deltas:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Seat:
-    """Times are of the dispatcher's monotonic clock, `*_wall_s` are time.time()."""
+    """The driver's record of one worker. Times are of the dispatcher's monotonic clock; `*_wall_s` are time.time()."""
 
     name: str
     handle: WorkerHandle
@@ -96,21 +97,21 @@ class Seat:
     losses: int = 0
     restarts: int = 0  # after losses that may be its own fault ...
     blamed: bool = False  # ... as the last one was
-    down_since_wall_s: float | None = None  # lost, or joined, at; None: it is up, or was never
-    reason: str = ""  # why it was lost last, or is about to be
+    down_since_wall_s: float | None = None  # when it was lost or joined; None: it is up, or never was
+    reason: str = ""  # why it was lost last, or will be
     node_id: str = ""  # where its engine is; "": it is not up
-    retiring: bool = False  # it leaves for good, by the driver's wish
-    held_version: int | None = None  # of the buffer that its worker keeps, or is about to
-    handed_back: set[int] = field(default_factory=set)  # requests that it has given back (LEAVING)
+    retiring: bool = False  # it leaves for good, at the driver's request
+    held_version: int | None = None  # version of the buffer that its worker keeps, or will
+    handed_back: set[int] = field(default_factory=set)  # requests that it has returned (LEAVING)
     pending: "ObjectRef[Any] | None" = None  # answer of restart_engine, UpdateWeights or ReceiveWeights
     stream: ObjectRefGenerator | None = None
     inbox: deque[WorkerEvent] = field(default_factory=deque)  # taken from the stream, not handled yet
 
-    sends: "set[ObjectRef[Any]]" = field(default_factory=set)  # commands whose failure must not go unseen
+    sends: "set[ObjectRef[Any]]" = field(default_factory=set)  # commands whose failure must be noticed
 
     @property
     def waits_for_weights(self) -> bool:
-        """It is up, and nothing is there that it could load."""
+        """Whether it is up and there are no weights to load yet."""
         return self.state is SeatState.LOADING and self.pending is None
 
     def enter(self, state: SeatState, *, now_s: float, wall_s: float, timeout_s: float = 0.0) -> None:
@@ -122,7 +123,7 @@ class Seat:
     def start_engine(self) -> None:
         self.forget()
         self.node_id = ""
-        self.held_version = None  # it gets them whole, as whoever joins late: a base would be no smaller
+        self.held_version = None  # it gets whole weights, as late joiners do: a base would be no smaller
         self._expect(self.handle.restart_engine.remote())
 
     def open_stream(self) -> None:
@@ -143,13 +144,13 @@ class Seat:
         self._expect(self.ask(ReceiveWeights(offer)))
 
     def close(self) -> None:
-        """Have the engine closed, and whoever the worker speaks to told."""
+        """Have the worker close its engine and notify its peers."""
         self.forget()
         self._expect(self.handle.shutdown.remote())
 
     def give(self, command: Command) -> None:
-        """A command that must arrive: that it did not is seen by `take_send`."""
-        # Pickled here: Ray's pickler calls Python for every object, and takes as long again as the whole call.
+        """Send a command that must arrive; `take_send` checks it."""
+        # Pickled here: Ray's pickler calls Python for every object, which takes as long again as the whole call.
         answer = cast("ObjectRef[Any]", cast(Any, self.handle).tell.remote(pickle.dumps(command)))
         self.sends.add(answer)
         self._await(answer)
@@ -171,13 +172,13 @@ class Seat:
         self.loop.expect(waitable, partial(WorkerArrived, self, waitable))
 
     def forget_answer(self) -> None:
-        """Whatever `pending` says is of no interest any more."""
+        """Ignore the answer of `pending`."""
         if self.pending is not None:
             self.loop.forget(self.pending)
             self.pending = None
 
     def forget(self) -> None:
-        """Nothing is awaited of the worker any more."""
+        """Ignore all that is pending for the worker."""
         self.forget_answer()
         if self.stream is not None:
             self.loop.forget(self.stream)
@@ -188,19 +189,19 @@ class Seat:
         self.inbox.clear()
 
     def take_answer(self, value: Any) -> SupervisorStatus | WeightsLoaded:
-        """What arrived of `pending`. Raises what the worker raised, or RayError."""
+        """Return what arrived for `pending`. Raises what the worker raised, or RayError."""
         self.pending = None
         return cast(SupervisorStatus | WeightsLoaded, _good(value))
 
     def take_events(self, value: Any) -> list[WorkerEvent] | None:
-        """What arrived of the stream; None: it has ended. Raises as `take_answer`."""
+        """Return what arrived on the stream; None if it has ended. Raises as `take_answer`."""
         assert self.stream is not None
         try:
-            ref = next(self.stream)  # it is there: this does not wait
+            ref = next(self.stream)  # already there: this does not wait
         except StopIteration:
             self.stream = None
             return None
-        if isinstance(value, Exception):  # of its end, or what ended it
+        if isinstance(value, Exception):  # the end, or what ended it
             ray.get(ref, timeout=FETCH_TIMEOUT_S)
         self._await(self.stream)
         return cast(list[WorkerEvent], _good(value))
@@ -224,7 +225,7 @@ def _good(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class WorkerArrived:
-    """What Ray brings of what is awaited of a worker: a value, or an exception in place of it."""
+    """A value that Ray brings for something awaited from a worker, or an exception in its place."""
 
     seat: Seat
     waitable: Waitable
@@ -232,30 +233,30 @@ class WorkerArrived:
 
 
 def some_are(seats: list[Seat], holds: Callable[[Seat], bool]) -> bool:
-    """Whether it holds for one of them; those at the list's end for which it does not are dropped, since it will not
-    any more. So asking again and again while they change costs no more, in all, than looking at each once."""
+    """Whether `holds` is true for one of the seats. Removes seats from the list's end for which it is false, since they
+    cannot become true again. So repeated calls cost, in total, one look at each."""
     while seats and not holds(seats[-1]):
         seats.pop()
     return bool(seats)
 
 
 def node_lost(error: RayError | None, node_id: str) -> bool:
-    """A worker is lost because its node is: no fault of its own. `node_id`: where it was, if that is known."""
+    """Whether a worker was lost because its node was, so without its own fault. `node_id`: its node, if known."""
     if getattr(error, "preempted", False) or "its node has died" in str(error):
         return True
     try:
         alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}  # type: ignore[no-untyped-call]
-    except Exception:  # Ray raises what it likes while its head restarts: a loss is handled all the same
+    except Exception:  # Ray raises any exception while its head restarts; the loss is handled anyway
         _log.warning("the cluster's nodes could not be listed", exc_info=True)
         return False
     return bool(node_id) and node_id not in alive
 
 
 def reason_of(error: RayError) -> str:
-    """One line for people: the worker's own exception, or what Ray says first."""
+    """Return one line for people: the worker's own exception, or the first line of Ray's message."""
     cause = error.cause if isinstance(error, RayTaskError) else error
     first = str(cause).strip().splitlines()
     if isinstance(cause, EngineStartError) and first:
-        return first[0]  # the engine's own reason: whoever asked for the start says that it failed
+        return first[0]  # the engine's own reason; the caller of the start reports the failure
     preempted = " (its node was preempted)" if getattr(error, "preempted", False) else ""
     return f"{type(cause).__name__}: {first[0] if first else 'no message'}{preempted}"

@@ -1,5 +1,7 @@
-"""The table of a dispatcher's workers: which there are, in which state, and the wait for any of them. Owns what follows
-from a state alone (its deadline, the work that is offered, what is told); why a worker changes is others'."""
+"""The table of a dispatcher's workers and their states, and the wait for them.
+
+Owns what follows from a state alone: its deadline, the offer of work, the reports. Other modules decide state changes.
+"""
 
 import math
 from collections.abc import Callable, Iterator
@@ -15,14 +17,14 @@ from launch.errors import PacelineError
 
 
 class Seats:
-    """`by_name` has all that are there."""
+    """All workers, in `by_name`."""
 
     def __init__(self, options: RolloutOptions, context: Context, requests: Requests) -> None:
         self.options, self.context, self.requests = options, context, requests
         self.by_name: dict[str, Seat] = {}
-        self.leaving: set[Seat] = set()  # somebody waits for their requests: these are looked at every time
+        self.leaving: set[Seat] = set()  # their requests are awaited, so these are checked every time
         self.running = False  # requests are there
-        self.listening = 0  # waits for workers, one within the other
+        self.listening = 0  # nested waits for workers
 
     def wait(self, until: Callable[[], bool]) -> None:
         """For workers. Raises PacelineError: nothing is awaited of anybody."""
@@ -52,11 +54,11 @@ class Seats:
         self.offer(seat)
 
     def waits_for_weights(self, seat: Seat) -> None:
-        """It is up, and what it shall load is on its way to the store."""
+        """Mark it as up, while its weights are on the way to the store."""
         self.enter(seat, SeatState.LOADING, math.inf)
 
     def ready(self, seat: Seat) -> None:
-        """It is up, and holds what it shall."""
+        """Mark it as up with the weights that it must hold."""
         self.enter(seat, SeatState.READY)
         if seat.down_since_wall_s is None:
             return
@@ -73,7 +75,7 @@ class Seats:
         self.context.loop.tell(WorkerChanged(kind, seat.name, message))
 
     def offer(self, seat: Seat) -> None:
-        """It is given work, if it is up."""
+        """Offer its slots to the ledger, if it is up."""
         ready = seat.state is SeatState.READY
         self.requests.offer(seat.name, self.options.engine.max_running if ready else 0)
 

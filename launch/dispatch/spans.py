@@ -1,4 +1,4 @@
-"""Engine windows to timeline spans: what a worker did, without one record per 0.2 s. Pure; the clock is theirs."""
+"""Merge engine windows into timeline spans of a worker, to avoid one record per 0.2 s. Pure; callers pass the time."""
 
 from collections.abc import Callable
 
@@ -11,7 +11,7 @@ _GAP_S = 0.1  # windows closer than this are one span
 
 
 class WorkerSpans:
-    """Merges the decode windows of one worker and fills what lies between them, inside a run, with `idle`."""
+    """Merges the decode windows of one worker. Inside a run, gaps between them become `idle`."""
 
     def __init__(self, worker: str, sink: SpanSink) -> None:
         self._worker = worker
@@ -21,27 +21,27 @@ class WorkerSpans:
         self._in_run = False
 
     def begin(self, now_s: float) -> None:
-        """A run starts: from now on the worker decodes or idles."""
+        """Start a run: from now on the worker decodes or idles."""
         self._write(self._decoding.take(self._worker))
         self._covered_s = max(self._covered_s, now_s)
         self._in_run = True
 
     def window(self, window: EngineWindow, kind: str = "decode") -> None:
-        """`kind`: what its steps did."""
+        """Add a window. `kind`: what its steps did."""
         start_s = max(window.start_s, self._covered_s)  # the last window of a run may come after its end
         if window.engine_steps == 0 or window.end_s <= start_s:
             return
         self._write(self._decoding.add(self._worker, kind, start_s, window.end_s))
 
     def other(self, kind: str, start_s: float, end_s: float) -> None:
-        """Something else than decoding, such as `restart` or `load_weights`."""
+        """Add a span of another kind than decoding, such as `restart` or `load_weights`."""
         self._write(self._decoding.take(self._worker))
         self._idle_until(start_s)
         self._sink(self._worker, kind, start_s, end_s)
         self._covered_s = max(self._covered_s, end_s)
 
     def end(self, now_s: float) -> None:
-        """The run is over: write what is open."""
+        """End the run and write the open span."""
         self._write(self._decoding.take(self._worker))
         self._idle_until(now_s)
         self._in_run = False

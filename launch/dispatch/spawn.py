@@ -1,4 +1,4 @@
-"""How the dispatcher makes its workers: Ray actors with names, resources and what they start with. Owns no worker."""
+"""Make workers for the dispatcher: Ray actors with names, resources and initial arguments. Owns no worker."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,8 +17,8 @@ def spawner(
     spot: Callable[[str], SpotPlan | None] = lambda name: None,
     log: Callable[[str], str | None] = lambda name: None,
 ) -> Callable[[str], WorkerHandle]:
-    """How the dispatcher makes worker `name`: `factory(name)` is its picklable engine factory, `options(name)` are
-    Ray actor options (resources, scheduling strategy), `spot(name)` how it trains the drafter when it is out of
+    """Return the function that makes worker `name`. `factory(name)` is its picklable engine factory, `options(name)`
+    its Ray actor options (resources, scheduling strategy). `spot(name)` is how it trains the drafter when it is out of
     work, `log(name)` its log file."""
 
     def spawn(name: str) -> WorkerHandle:

@@ -1,4 +1,4 @@
-"""What a `run` of the dispatcher brought, counted. Owns the counts that the ledger does not have; decides nothing."""
+"""Counts of one `run` of the dispatcher, besides those of the ledger. Decides nothing."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from launch.dispatch.ledger import FailedRequest, Ledger
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DispatchStats:
-    """One `run`. finished + len(failed) == requests, unless interrupted."""
+    """Results of one `run`. finished + len(failed) == requests, unless interrupted."""
 
     requests: int
     finished: int
@@ -20,7 +20,7 @@ class DispatchStats:
     tokens: int  # response tokens of the finished rollouts
     preempted: int  # recomputed by engines that ran out of cache
     seconds: float
-    sampled_by: Mapping[int, str]  # request id -> the worker that finished it; "": it was aborted while it waited
+    sampled_by: Mapping[int, str]  # request id -> the worker that finished it; "": aborted while it waited
     interrupted: bool = False
     reissued_ids: frozenset[int] = frozenset()  # requests that more than one worker sampled
 

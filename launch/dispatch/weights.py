@@ -1,6 +1,7 @@
-"""New weights into the workers: all from the object store, or piece by piece from the learner's devices and the rest
-from the store. Owns what every worker shall hold, who was offered it and what each answered; the states of the seats
-are `seats`'."""
+"""Distribution of new weights to workers: from the object store, or piece by piece from the learner's devices.
+
+Owns the weights that every worker must hold, who was offered them and each answer. `seats` owns the workers' states.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -20,16 +21,16 @@ from launch.errors import PacelineError
 
 @dataclass(frozen=True, slots=True)
 class Handed:
-    """How it went."""
+    """The result of a hand-over."""
 
     sent: Sent
     ways: Mapping[str, int]  # workers by way: ipc, broadcast, store
-    reasons: Mapping[str, str]  # by worker that was offered them in vain
+    reasons: Mapping[str, str]  # by worker whose offer failed
 
 
 class HandOver:
-    """`others`: are loading older weights, which nobody needs now. `loaded`: what seats have answered that hold the new
-    ones; checked once it is known what was sent."""
+    """One hand-over. `others`: seats that are loading older, now obsolete weights. `loaded`: answers of seats that hold
+    the new ones, checked once it is known what was sent."""
 
     def __init__(self, seats: Collection[Seat]) -> None:
         self._offered = [seat for seat in seats if seat.state is SeatState.READY]
@@ -41,7 +42,7 @@ class HandOver:
         self.loaded: dict[Seat, WeightsLoaded] = {}
 
     def offers(self, send: Callable[[int], WeightsSending]) -> Iterator[tuple[Seat, Offer]]:
-        """To those that were up, unless they are lost or told to leave while the learner begins."""
+        """Offer the weights to the seats that were up, except those lost or leaving since the learner began."""
         sending = self._sending = send(len(self._offered))
         for number, seat in enumerate(self._offered):
             if seat.state is SeatState.READY:
@@ -49,11 +50,11 @@ class HandOver:
 
     @property
     def waiting(self) -> bool:
-        """For the answer of a seat that is still up."""
+        """Whether the answer of a seat that is still up is missing."""
         return some_are(self._awaited, lambda seat: seat.state is SeatState.LOADING and seat.pending is not None)
 
     def answered(self, seat: Seat, loaded: WeightsLoaded) -> str:
-        """Why it does not hold them, if so."""
+        """Store the answer. Returns why the seat does not hold the weights, if so."""
         if loaded.failure:
             self._reasons[seat.name] = loaded.failure
         else:
@@ -61,7 +62,7 @@ class HandOver:
         return loaded.failure
 
     def finish(self) -> Weights:
-        """Wait for the learner's end. The weights for everybody else."""
+        """Wait until the learner has sent everything. Returns the weights for all other seats."""
         assert self._sending is not None
         self._sent, manifest, ref = self._sending.finish()
         return Weights(manifest, ref)
@@ -81,8 +82,8 @@ class Loading:
         self._seats, self._drafters = seats, drafters
         self._limit_s = seats.options.weight_sync_timeout_s
         self._weights: Weights | None = None
-        self._handing: HandOver | None = None  # new ones are on their way
-        self.by_delta = 0  # workers that made the present weights so
+        self._handing: HandOver | None = None  # the hand-over in progress
+        self.by_delta = 0  # workers that made the present weights from a delta
 
     @property
     def version(self) -> int | None:
@@ -104,7 +105,7 @@ class Loading:
         self._seats.requests.expect(weights.manifest.version)
 
     def renew(self, weights: Weights) -> None:
-        """The same, in another buffer: the one that was set went with its maker. Who waits for it loads it."""
+        """Take the same weights in another buffer, after the first was lost with its maker. Waiting workers load it."""
         if weights.manifest.version == self.version:
             self._weights = weights
             if self._handing is None:
@@ -117,7 +118,7 @@ class Loading:
         try:
             for seat in handing.others:
                 seat.forget_answer()
-                self._seats.waits_for_weights(seat)  # from the store, at the end
+                self._seats.waits_for_weights(seat)  # they load from the store at the end
             for seat, offer in handing.offers(send):
                 self._seats.enter(seat, SeatState.LOADING, self._limit_s)
                 seat.receive(offer)
@@ -127,7 +128,7 @@ class Loading:
         finally:
             self._handing = None
         for seat, loaded in handing.loaded.items():
-            if seat.state is SeatState.LOADING:  # else it leaves, or is lost
+            if seat.state is SeatState.LOADING:  # otherwise it leaves, or is lost
                 self._check(seat, loaded, weights)
                 self._seats.ready(seat)
                 if to_trainers:
@@ -138,9 +139,9 @@ class Loading:
         return handing.handed
 
     def begin(self, seat: Seat) -> bool:
-        """Its engine is up: have it load what it shall hold, if that is something."""
+        """Have a seat whose engine is up load the weights that it must hold. Returns false if there are none."""
         if self._handing is not None:
-            self._seats.waits_for_weights(seat)  # from the store, once the hand-over is at its end
+            self._seats.waits_for_weights(seat)  # from the store, once the hand-over has ended
         elif self._weights is not None:
             self._load(seat, self._weights)
         else:
@@ -166,8 +167,8 @@ class Loading:
         self._seats.waits_for_weights(seat)
 
     def gone(self, seat: Seat, error: RayError) -> bool:
-        """What it shall load could not be fetched, for whoever made it is gone: it waits until there is the same in
-        another buffer, or newer weights. False: that is not why its answer is an error."""
+        """Handle a seat whose weights could not be fetched because their maker is gone. It waits for the same weights
+        in another buffer, or for newer ones. Returns false if the error has another cause."""
         cause = error.cause if isinstance(error, RayTaskError) else None
         if seat.state is not SeatState.LOADING or not isinstance(cause, ObjectLostError | RayActorError):
             return False
@@ -176,7 +177,7 @@ class Loading:
         return True
 
     def look(self) -> None:
-        """Whoever makes another buffer may have put it off while others sampled: ask again if somebody waits for it."""
+        """Ask again for another buffer if seats wait for it. Its maker may have postponed it while others sampled."""
         if self._handing is None and self._waiting():
             self._seats.context.loop.tell(WeightsGone())
 
@@ -184,7 +185,7 @@ class Loading:
         return [seat for seat in self._seats.by_name.values() if seat.waits_for_weights]
 
     def forget(self, seat: Seat) -> None:
-        """Its engine is started anew."""
+        """Forget a seat's answer, since its engine starts anew."""
         if self._handing is not None:
             self._handing.loaded.pop(seat, None)
 

@@ -1,5 +1,7 @@
-"""The workers of a dispatcher, by name: how they come up, are lost, are replaced and leave. Owns the restarts and the
-deadlines of what they owe; what they sample is `requests`'."""
+"""The workers of a dispatcher, by name: how they come up, are lost, are replaced and leave.
+
+Owns restarts and deadlines; `requests` owns what workers sample.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import assert_never
@@ -17,13 +19,13 @@ from launch.dispatch.spans import WorkerSpans
 from launch.dispatch.weights import Loading
 from launch.errors import PacelineError
 
-_LEAVE_TIMEOUT_S = 5.0  # for a worker that was told to end to give its requests back
+_LEAVE_TIMEOUT_S = 5.0  # for a worker that must end to return its requests
 _CLOSE_TIMEOUT_S = 15.0
 _START_KEY = "cluster.start_timeout_s"
 
 
 class Workers:
-    """`spawn(name)` makes one; `placed`, `refused`: see RolloutDispatcher."""
+    """Life cycle of all workers. `spawn(name)` makes one; `placed`, `refused`: see RolloutDispatcher."""
 
     def __init__(
         self,
@@ -38,11 +40,11 @@ class Workers:
         self._placed, self._refused = placed, refused
         self._options, self._context, self._requests = seats.options, seats.context, seats.requests
         self._started = False
-        self._look_s = 0.0  # when the deadlines are looked at again
+        self._look_s = 0.0  # when the deadlines are checked again
         self.drafters = DrafterMessages(seats.by_name, self._context.loop, self._options.stall_timeout_s)
         self.loading = Loading(seats, self.drafters)
 
-    # From outside.
+    # Called from outside.
 
     def start(self) -> None:
         """See RolloutDispatcher.start."""
@@ -90,7 +92,7 @@ class Workers:
                 self.leave(seat, reason)
 
     def begin_run(self) -> None:
-        """Requests are there: who is up gets some."""
+        """Start a run: offer work to the workers that are up."""
         self._seats.running = True
         for seat in self._seats.by_name.values():
             self._seats.offer(seat)
@@ -110,10 +112,10 @@ class Workers:
             seat.kill()
         self._seats.by_name.clear()
 
-    # What they say, or do not say.
+    # Their events and their silence.
 
     def progressed(self, seat: Seat) -> None:
-        """It is alive and works."""
+        """Note that the worker is alive and works."""
         seat.progress_s = self._context.clock()
 
     def answered(self, seat: Seat, answer: SupervisorStatus | WeightsLoaded) -> None:
@@ -132,7 +134,7 @@ class Workers:
             self._seats.ready(seat)
 
     def overdue(self) -> bool:
-        """Look at the deadlines, if it is time again; False: it is not."""
+        """Check the deadlines, if it is time again. Returns false if it is not."""
         now_s = self._context.clock()
         for seat in list(self._seats.leaving):
             if now_s > seat.deadline_s or self._requests.handed_back(seat):
@@ -165,15 +167,16 @@ class Workers:
         return True
 
     def _waits_for_room(self, seat: Seat) -> bool:
-        """That its engine is late is its cluster's doing, and the run goes on with others: it starts when its place is
-        there. Where there are no others, somebody must end the run's waiting."""
+        """Whether a late engine only waits for its place in the cluster while other workers keep the run going. Without
+        other workers the start must time out, to end the run's wait."""
         if seat.state is not SeatState.STARTING or not self._started or self._placed(seat.name):
             return False
         up = (SeatState.READY, SeatState.LOADING)
         return any(other.state in up and not other.retiring for other in self._seats.by_name.values())
 
     def leave(self, seat: Seat, reason: str) -> None:
-        """The worker ends soon: take its requests back with all their tokens, then replace it, unless it retires."""
+        """Take the requests of a worker that ends soon, with all their tokens. It is then replaced, unless
+        it retires."""
         if seat.state in (SeatState.LEAVING, SeatState.CLOSING):
             return
         seat.reason = reason
@@ -183,8 +186,8 @@ class Workers:
         self._seats.enter(seat, SeatState.LEAVING, _LEAVE_TIMEOUT_S)
 
     def lose(self, seat: Seat, reason: str, *, alive: bool, faultless: bool = False) -> None:
-        """Take back what the worker holds; restart its engine if the actor is alive, else make a new actor. faultless:
-        its node is lost, which uses up no restart, and neither does an end that it was told of."""
+        """Take back what the worker holds. Restarts its engine if the actor is alive, else makes a new actor.
+        faultless: its node is lost, which uses up no restart. Neither does an announced end."""
         match seat.state:
             case SeatState.DEAD:
                 return
@@ -198,8 +201,8 @@ class Workers:
                 f"{seat.name} did not start: {reason}",
                 remedy=f"its log has more; an engine that loads for longer needs a higher {_START_KEY}",
             )
-        # A replacement that goes with the node of the one before it, on which it was to start: that loss was told.
-        # What Ray first said of it may have sounded like its own fault.
+        # A replacement may be lost with the node on which it was to start, the previous worker's. That loss was already
+        # reported, and Ray's first message may have sounded like the worker's own fault.
         told = faultless and seat.state is SeatState.STARTING and seat.losses > 0
         if told:
             seat.restarts -= seat.blamed
@@ -224,7 +227,7 @@ class Workers:
         self._requests.complete(seat.name, finished)
 
     def gone(self, seat: Seat) -> None:
-        """The worker's engine is closed: nothing of it is left."""
+        """Remove a worker whose engine is closed."""
         seat.kill()
         if self._seats.running:
             seat.spans.end(self._context.wall())

@@ -1,5 +1,6 @@
-"""The actors that drafter training needs beside the rollout workers: the coordinator, and a data buffer on every node.
-Owns their start, where they run, and their end; Ray starts them again whenever they die.
+"""The actors that drafter training needs besides the rollout workers: the coordinator, and a data buffer on every node.
+
+Owns their start, their placement and their end; Ray restarts them whenever they die.
 """
 
 import logging
@@ -26,35 +27,35 @@ from launch.dispatch import worker_name
 from launch.run_folder import log_file
 
 KEYS_DIR = "coordinator-keys"
-_FOLLOW_S = 1.0  # between two looks for nodes that have come or gone
+_FOLLOW_S = 1.0  # between two checks for nodes that have joined or left
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrafterActors:
     coordinator: Any
-    workers: Collection[str]  # whom the coordinator knows from its start
+    workers: Collection[str]  # workers that the coordinator knows from its start
     endpoint: str  # of the coordinator: tcp://host:port
     buffers: Mapping[str, Any]  # by node id
-    keys: Keys  # of everybody who speaks to the coordinator
-    follow: Callable[[], None] = lambda: None  # nodes may have come or gone: every one gets a buffer; never waits
+    keys: Keys  # of every process that speaks to the coordinator
+    follow: Callable[[], None] = lambda: None  # gives new nodes a buffer, ends those of lost nodes; never waits
     buffer_of: Callable[[str], Any] = lambda node_id: None  # of a node that may just have joined; never waits
 
 
 def _nodes() -> dict[str, str]:
-    """Addresses of those that are alive, by id."""
+    """Return the addresses of the nodes that are alive, by id."""
     nodes = ray.nodes()  # type: ignore[no-untyped-call]
     return {node["NodeID"]: node["NodeManagerAddress"] for node in nodes if node["Alive"]}
 
 
 def home(here: str, nodes: Collection[str], avoid: Collection[str]) -> str:
-    """The node of the coordinator: the driver's, where people ask for it; another one if that is not to be used."""
+    """Return the coordinator's node: the driver's, where people look for it; another one if that must be avoided."""
     return here if here not in avoid else min(set(nodes) - set(avoid), default=here)
 
 
 class Follow:
-    """Nodes may have come or gone: `buffers` (by node id) has one for each that is alive, but for those of `avoid`.
-    Cheap, never waits, never raises: it is asked for every worker that starts, and the head may be restarting."""
+    """Keep one data buffer in `buffers` (by node id) for each node that is alive, except those of `avoid`. Cheap, never
+    waits, never raises: it runs for every worker that starts, and the head may be restarting."""
 
     def __init__(
         self,
@@ -70,7 +71,7 @@ class Follow:
         self._nodes, self._clock, self._look_s = nodes, clock, float("-inf")
 
     def buffer_of(self, node: str) -> Any:
-        """Data buffer of a node where an actor of the run has come up: Ray's list may be older."""
+        """Return the data buffer of a node where an actor of the run has come up. Ray's list of nodes may be older."""
         if node not in self._buffers:
             self._buffers[node] = self._start(node)
         return self._buffers[node]
@@ -81,7 +82,7 @@ class Follow:
         self._look_s = self._clock() + _FOLLOW_S
         try:
             nodes = set(self._nodes())
-        except Exception:  # Ray raises what it likes
+        except Exception:  # Ray raises any exception
             _log.warning("the cluster's nodes could not be listed", exc_info=True)
             return
         for node in sorted(nodes - self._buffers.keys() - set(self._avoid)):
@@ -91,8 +92,8 @@ class Follow:
 
 
 def reachable_options(config: Config, there: Mapping[str, str], at: str) -> CoordinatorOptions:
-    """Options of a coordinator on node `at` that every worker reaches: at its node's address wherever some may be on
-    another (`embedded` too is spread over CPU nodes, and an elastic run's workers may get nodes that are yet to come).
+    """Return options for a coordinator on node `at` that every worker can reach. If workers may run on other nodes, it
+    listens at its node's address: `embedded` also spans CPU nodes, and an elastic run's workers may get future nodes.
 
     there: nodes' addresses by id."""
     options = config.coordinator
@@ -104,7 +105,8 @@ def reachable_options(config: Config, there: Mapping[str, str], at: str) -> Coor
 
 @contextmanager
 def drafter_actors(config: Config, run_dir: Path, avoid: Collection[str] = ()) -> Iterator[DrafterActors]:
-    """For the length of a job. `avoid`: ids of nodes that get none. Raises what the coordinator's start raises."""
+    """Run the actors for the length of a job. `avoid`: ids of nodes that get none. Raises what the coordinator's start
+    raises."""
     started: list[Any] = []
 
     def start(actor: type, name: str, node: str, *args: Any, soft: bool, **more: Any) -> Any:

@@ -1,5 +1,7 @@
-"""`paceline export-drafter`: a trained drafter for stock vLLM, SGLang or speculators. Owns which weights they are and
-what is said about them; the formats are elsewhere."""
+"""`paceline export-drafter`: write a trained drafter for stock vLLM, SGLang or speculators.
+
+Owns the choice of the weights and the message; other modules own the formats.
+"""
 
 import tempfile
 from pathlib import Path
@@ -16,8 +18,8 @@ from launch.errors import UsageError
 def export(
     drafter: Path, target: Path, out: Path, method: Literal["eagle", "eagle3"] | None, form: Format = "vllm"
 ) -> str:
-    """Write the checkpoint of a drafter's folder, or of the drafter that the run in `drafter` trained, and return how
-    vLLM is told to use it."""
+    """Write the checkpoint of a drafter's folder, or of the drafter that the run in `drafter` trained. Returns how to
+    use it in vLLM."""
     run = (drafter / "config.yaml").is_file()
     for option, path in (("DRAFTER", drafter), ("--target", target)):
         if not (path / "config.json").is_file() and not (run and path == drafter):
@@ -34,7 +36,7 @@ def export(
 
 
 def _trained(run: Path, target: Path, out: Path) -> Path:
-    """Write the newest drafter that the trainers of a run have saved to `out`, in the dtype of the model."""
+    """Write the newest drafter that a run's trainers have saved to `out`, in the dtype of the model."""
     config = load_config(run / "config.yaml", []).config
     path = config.speculation.eagle.path or FRESH_WEIGHTS
     saved = run / CHECKPOINTS_DIR

@@ -1,7 +1,8 @@
-"""`paceline warmup-drafter`: fit a drafter to a fixed target, offline, before a run. Owns where the sequences come from
-and what is said meanwhile; learning and its plateau rule are `drafter.training.fit`.
+"""`paceline warmup-drafter`: fit a drafter to a fixed target, offline, before a run.
 
-The sequences are the target's own rollouts of the given prompts, because that is what a drafter has to foresee. Needs
+Owns the source of the sequences and the messages; learning and its plateau rule are in `drafter.training.fit`.
+
+The sequences are the target's own rollouts of the given prompts, because these are what a drafter must predict. Needs
 no Ray; one process, one device.
 """
 
@@ -46,7 +47,7 @@ _EPOCH = -2  # rollouts for a drafter share no noise with training (0 and up) or
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrafterWarmup:
-    """What the command was given. Exactly one of `data` and `run`."""
+    """Arguments of the command. Exactly one of `data` and `run` is set."""
 
     out: Path
     target: Path | None = None  # model directory; default: the run's trained model
@@ -69,7 +70,7 @@ class DrafterWarmup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Source:
-    """What `DrafterWarmup` comes to."""
+    """The resolved inputs of a `DrafterWarmup`."""
 
     target: Path
     tokenizer: Path
@@ -163,7 +164,7 @@ def _source(given: DrafterWarmup) -> _Source:
 
 
 def _stop_tokens(source: _Source, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """As launch.run.inputs.stop_tokens_of."""
+    """Return the stop tokens, as launch.run.inputs.stop_tokens_of does."""
     if source.sampling.stop_token_ids is not None:
         return source.sampling.stop_token_ids
     return end_tokens(source.data, tokenizer, source.target, read_config(source.target)["vocab_size"])

@@ -1,5 +1,6 @@
-"""The drafter's fit before the first RL step (TLT 4.3: warm-up offline), kept by the content of its inputs like the
-warm start of the target. Owns where it runs and where its result lies; the fit itself is `launch.drafter.fit`.
+"""The drafter's fit before the first RL step (TLT 4.3: warm-up offline), cached by the content of its inputs.
+
+Owns where the fit runs and where its result is kept; `launch.drafter.fit` has the fit itself.
 """
 
 import hashlib
@@ -35,7 +36,7 @@ def offline_fit(
     observer: Observer,
     avoid: Mapping[str, str] | None = None,
 ) -> Config:
-    """`config` whose drafter begins as `drafter.offline` says; the same where it says nothing.
+    """Return `config` with the drafter that `drafter.offline` asks for; unchanged if it asks for none.
 
     `target`: directory of the initial model. `run_dir` holds the run's config.yaml. `avoid`: see
     actors.placement.reserve. Needs Ray. Raises Interrupted; nothing is kept of an unfinished fit.
@@ -67,7 +68,7 @@ def offline_fit(
 
 
 def fitted_folder(config: Config, target: Path) -> Path | None:
-    """Where the fit that `drafter.offline` asks for lies, or will; None where it asks for none."""
+    """Return the folder of the fit that `drafter.offline` asks for; None if it asks for none."""
     if not config.drafter.train or config.drafter.offline is None or config.rollout.speculation.eagle.path is not None:
         return None
     return Path(config.run.dir).resolve() / "warm_starts" / f"drafter_{_fingerprint(config, target)}"
@@ -102,7 +103,7 @@ def _fit(
 
 
 def _fingerprint(config: Config, target: Path) -> str:
-    """Hash over everything the fit depends on: options, prompts, sampling, and the files of target and tokenizer."""
+    """Return a hash over all inputs of the fit: options, prompts, sampling, and the files of target and tokenizer."""
     digest = hashlib.blake2b(digest_size=12)
     fitted = config.drafter.model_dump_json(exclude=_ONLINE)
     prompts = config.data.model_dump_json(exclude={"train", "eval", "eval_split", "shuffle", *PROMPTS_ONLY})

@@ -1,8 +1,8 @@
-"""The driver's side of drafter training: the coordinator, the data buffers, and which weights engines draft with.
+"""The driver's side of drafter training: the coordinator, the data buffers, and the weights that engines draft with.
 
-Owns the decisions between two rollouts (train in the next tail? hand out new weights? take them back?) and what is told
-about them. It never waits for a worker, a trainer or the coordinator while requests run, and nothing that fails here
-fails the run: drafts only save time.
+Owns the decisions between two rollouts: whether to train in the next tail, and whether to hand out or roll back
+weights. Also owns their messages. It never waits for a worker, a trainer or the coordinator while requests run. A
+failure here never fails the run, since drafts only save time.
 """
 
 import json
@@ -44,17 +44,17 @@ from policies.roofline.pace import Pace
 
 _log = logging.getLogger(__name__)
 Moment = Literal["sampled", "graded", "publishing"]
-ENDS: dict[str, Moment] = {  # of workers' spare time, by layout
-    "embedded": "sampled",  # grading and learning want the same cores
-    "colocated": "graded",  # grading wants no GPU, the learner wants theirs
+ENDS: dict[str, Moment] = {  # end of workers' spare time, by layout
+    "embedded": "sampled",  # grading and learning need the same cores
+    "colocated": "graded",  # grading needs no GPU, the learner needs theirs
     "disaggregated": "publishing",  # the learner has its own
 }
-_ANSWER_S = 5.0  # beyond a trainer's own deadline, which ends with its being killed
+_ANSWER_S = 5.0  # beyond a trainer's own deadline, after which it is killed
 CHECKPOINTS_DIR = "drafter"  # in the run's folder
 
 
 class DrafterTraining:
-    """One run's. Events come from the dispatcher's thread; nothing here is thread-safe."""
+    """Drafter training of one run. Events come from the dispatcher's thread. Not thread-safe."""
 
     def __init__(
         self,
@@ -74,12 +74,12 @@ class DrafterTraining:
         self._drift = DriftMonitor(options.drift, options.every_steps)
         self._canary = Canary(options.canary)
         self._ready: Weights | None = None  # the newest, not handed out yet
-        self._kept: dict[int, Weights] = {}  # what engines draft with, and what they go back to
+        self._kept: dict[int, Weights] = {}  # what engines draft with, and what they can roll back to
         self._drafting = 0  # version, of the engines
         self._workers: set[str] = set()
-        self._without: set[str] = set()  # of them, those whose engines have given the drafter up
-        self._joined: set[str] = set()  # of them, those that the coordinator does not know from its start
-        self._drains: dict[str, tuple[Any, str]] = {}  # by node id: what the coordinator will answer, and why
+        self._without: set[str] = set()  # those of them whose engines have given the drafter up
+        self._joined: set[str] = set()  # those of them that the coordinator does not know from its start
+        self._drains: dict[str, tuple[Any, str]] = {}  # by node id: the coordinator's pending answer, and the reason
         self.trains = False  # workers without requests may train now
         self.yields = False  # ... but not in this RL step: they sample the next one early (rollout.lookahead)
         self._step = 0  # the RL step that samples, or sampled last
@@ -87,7 +87,7 @@ class DrafterTraining:
         self._target_version = 0
 
     def plan(self, name: str, engine: EngineOptions) -> SpotPlan:
-        """How worker `name` trains, which is about to start."""
+        """Return how worker `name`, which is about to start, trains."""
         options = self._config.drafter
         self._workers.add(name)
         self._actors.follow()
@@ -115,7 +115,7 @@ class DrafterTraining:
         )
 
     def record_from(self, learner: FailoverLearner) -> None:
-        """Where the configuration says so, the learner's own pass gives the hidden states, and no engine does."""
+        """Have the learner's own pass record the hidden states, not the engines, if the configuration says so."""
         options = self._config.drafter
         if options.recording.source == "learner":
             learner.record_into(
@@ -127,7 +127,7 @@ class DrafterTraining:
             )
 
     def buffer_of(self, node_id: str) -> Any:
-        """The data buffer of a node where a worker has come up."""
+        """Return the data buffer of a node where a worker has come up."""
         return self._actors.buffer_of(node_id)
 
     def _buffers(self, nodes: Collection[str]) -> Mapping[str, Any]:
@@ -136,8 +136,8 @@ class DrafterTraining:
     # Around a rollout.
 
     def begin(self, step: int, dispatcher: RolloutDispatcher) -> None:
-        """RL step `step` samples: whoever runs out of work may train, if it is due. It goes on from the newest weights:
-        a trainer that stopped with the rollout before may have published after `hand_out`."""
+        """Begin the rollout of RL step `step`: workers without requests may train, if training is due. Hands out the
+        newest weights first, since a trainer that stopped with the last rollout may have published after `hand_out`."""
         self._step = step
         self._admit()
         self._hand_out(dispatcher)
@@ -149,21 +149,22 @@ class DrafterTraining:
         return self._wanted and self._drift.due(step)
 
     def left(self, worker: str) -> None:
-        """The worker is gone for good."""
+        """Forget a worker that has left for good."""
         for known in (self._workers, self._without, self._joined):
             known.discard(worker)
 
     def drain(self, node_id: str, reason: str) -> None:
-        """No drafter is trained on this node any more; nobody waits for it."""
+        """Stop drafter training on this node. Does not wait."""
         self._drains[node_id] = self._actors.coordinator.drain.remote(node_id, reason), reason
 
     def undrain(self, node_id: str) -> None:
-        """The node has gone: nothing of it needs to be remembered."""
+        """End the drain of a node, since it is gone or its notice was withdrawn."""
         self._drains.pop(node_id, None)
         self._actors.coordinator.undrain.remote(node_id)
 
     def _admit(self) -> None:
-        """The coordinator may be another one by now, so it is told in every RL step; nobody waits for it."""
+        """Send the joined workers and pending drains to the coordinator, in every RL step, since it may have restarted.
+        Does not wait."""
         for worker in self._joined:
             self._actors.coordinator.admit.remote(worker)
         for node_id, (answer, reason) in list(self._drains.items()):
@@ -172,25 +173,25 @@ class DrafterTraining:
                 continue
             try:
                 ray.get(answer)
-                del self._drains[node_id]  # It is kept there, for its successors too.
+                del self._drains[node_id]  # The coordinator stores it, for its successors too.
             except RayError:
                 self.drain(node_id, reason)
 
     def reached(self, moment: Moment, step: int) -> None:
-        """The RL step has come so far: training ends where what it runs on is wanted again; nobody waits for it."""
+        """End training if the RL step has reached the point where its resources are needed again. Does not wait."""
         if moment == ENDS[self._config.cluster.layout]:
             self.trains = False
             self._driver.rollout_complete(step)
 
     def make_room(self, dispatcher: RolloutDispatcher) -> None:
-        """Before the learner's turn: where it runs on the workers' GPUs, their trainers have left them."""
+        """Before the learner's turn in layout colocated: wait until trainers have left the workers' GPUs."""
         if self._config.cluster.layout == "colocated":
             within_s = self._config.drafter.stop_timeout_s + _ANSWER_S
             for name in dispatcher.drafters.stop_training(within_s):
                 self._observer.event("trainer_late", f"{name}: its trainer may still use the GPU after {within_s:g} s")
 
     def hand_out(self, dispatcher: RolloutDispatcher, target_version: int) -> None:
-        """Between two rollouts, with the target's new weights: what the engines draft with from now on."""
+        """Hand out drafter weights between two rollouts, together with the target's new weights."""
         if target_version != self._target_version:
             self._target_version = target_version
             self._canary.new_target()
@@ -210,24 +211,24 @@ class DrafterTraining:
 
     @property
     def _wanted(self) -> bool:
-        """Some engine can draft with what is learned."""
+        """Whether any engine can draft with what is trained."""
         return self._workers != self._without
 
     @property
     def _based(self) -> bool:
-        """Weights are at hand that new ones can be compared with, and that can come back."""
+        """Whether weights exist that new ones can be compared with and rolled back to."""
         return bool(self._kept.keys() & {self._canary.version, self._canary.good})
 
     def _accepted(self, version: int) -> bool:
         if self._based:
             return self._canary.offer(version)
-        self._canary.trust(version)  # There is nothing that could be gone back to.
+        self._canary.trust(version)  # There is nothing to roll back to.
         return True
 
-    # What others say.
+    # Events of others.
 
     def learned(self, result: StepResult) -> None:
-        """The learner's RL step, which may have recorded hidden states."""
+        """Take the learner's result of an RL step, which may have recorded hidden states."""
         found = result.metrics
         self.meter.recorded(int(found.get("recording/bytes", 0)), found.get("recording/seconds", 0.0))
 
@@ -259,7 +260,7 @@ class DrafterTraining:
         self.meter.event(worker, event)
 
     def published(self, worker: str, weights: Weights) -> None:
-        """A trainer has made new weights, which are where no worker's end reaches them."""
+        """Take new weights of a trainer. They are stored where they outlive any worker."""
         version = weights.manifest.version
         if version == self._canary.version:  # what a trainer starts with
             self._kept.setdefault(version, weights)
@@ -270,7 +271,7 @@ class DrafterTraining:
             self.meter.published(version)
 
     def _told(self, worker: str, event: DrafterFailed | DrafterLoaded) -> None:
-        """An engine has lost the drafter, or has it with new weights."""
+        """Handle an engine that has lost the drafter, or has loaded new weights of it."""
         wanted = self._wanted
         if event.name != TRAINED:
             return
@@ -283,8 +284,8 @@ class DrafterTraining:
             self._observer.event("drafter_given_up", "no engine can use it: its training ends")
 
     def window(self, window: EngineWindow) -> None:
-        """What an engine drafted, and what of it was right. An evaluation is drafted for too, but its prompts and its
-        temperature are others: it says nothing about how the drafter does in RL."""
+        """Take an engine's counts of drafted and accepted tokens. Evaluations are skipped: their prompts and
+        temperature differ, so they do not show how well the drafter works in RL."""
         if window.evaluation:
             return
         for use in window.strategies:
@@ -299,8 +300,8 @@ class DrafterTraining:
                 self._retrain("acceptance fell with the target's new weights")
 
     def _roll_back(self, good: int) -> None:
-        """The engines get version `good` again with the next target weights, and trainers go on from it. What they made
-        of the bad weights is of a lineage that was given up."""
+        """Give the engines version `good` again with the next target weights; trainers continue from it. Weights
+        trained from the bad version belong to an abandoned lineage."""
         bad, returns = self._canary.rolled_back[-1], self._canary.version
         self._ready = None
         self.meter.rolled_back(bad)
@@ -311,7 +312,7 @@ class DrafterTraining:
                 f"version {micro_steps(bad)} drafts badly, and the weights before it were lost with a restart"
             )
             return
-        self._driver.rollout_complete(self._step)  # Whoever trains now trains on from the bad weights.
+        self._driver.rollout_complete(self._step)  # Trainers at work now continue from the bad weights.
         self._kept[returns] = replace(kept, manifest=replace(kept.manifest, version=returns))
         self._observer.event(
             "drafter_rolled_back",
@@ -324,10 +325,10 @@ class DrafterTraining:
         self._observer.event("drafter_collapsed", f"{why}: retraining in the next RL step")
 
     def take(self, step: int, speculation: StepSpeculation | None) -> StepDrafter:
-        """The record of RL step `step`."""
+        """Return the record of RL step `step`."""
         if self._trained:
             self._drift.trained(step)
-        if self._collapsed:  # the training of this RL step began before
+        if self._collapsed:  # this RL step's training began before the collapse
             self._drift.demand()
         self._trained = self._collapsed = False
         for node, stats in self._watch.look().items():
@@ -335,7 +336,7 @@ class DrafterTraining:
         return self.meter.take(self._target_version, speculation)
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint, JSON; with the weights that `save` writes."""
+        """Return the state for a checkpoint, as JSON. It belongs to the weights that `save` writes."""
         return {"drift": self._drift.state_dict(), "canary": self._canary.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -343,18 +344,18 @@ class DrafterTraining:
         self._canary.load_state_dict(state["canary"])
 
     def save(self, directory: Path) -> None:
-        """The weights that may be handed out again. Raises OSError."""
+        """Write the weights that may be handed out again. Raises OSError."""
         save_weights(directory, self._kept.values())
 
     def load(self, directory: Path) -> None:
-        """What `save` wrote, as far as it can be read: engines draft with it from the next `hand_out` on."""
+        """Load what `save` wrote, as far as it is readable. Engines draft with it from the next `hand_out` on."""
         self._kept |= {weights.manifest.version: weights for weights in load_weights(directory)}
         if self._canary.version not in self._kept and self._canary.good in self._kept:
             self._canary.trust(self._canary.good)
 
 
 def _recorded_layers(config: Config) -> tuple[int, int, int] | None:
-    """The target's layers that the drafter at rollout.speculation.eagle.path reads, where it says so."""
+    """Return the target layers that the drafter at rollout.speculation.eagle.path reads, if its files name them."""
     path = config.rollout.speculation.eagle.path
     if path is None or path == FRESH_WEIGHTS:
         return None
@@ -374,7 +375,7 @@ def drafter_training(
     avoid: Collection[str] = (),
     pace: Pace | None = None,
 ) -> Iterator[DrafterTraining | None]:
-    """For the length of a job; None where `drafter.train` is false. `avoid`: ids of nodes that are not used.
+    """Run drafter training for the length of a job; None if `drafter.train` is false. `avoid`: ids of unused nodes.
     `pace`: of experiments."""
     if not config.drafter.train:
         yield None

@@ -1,6 +1,6 @@
-"""Notices when the coordinator or a data buffer was lost, and says so. Owns no actor: Ray starts them again.
+"""Detect and report the loss of the coordinator or a data buffer. Owns no actor: Ray restarts them.
 
-One may be back before anyone asks: then its process is another one.
+An actor may be back before anyone asks; then its process id differs.
 """
 
 import os
@@ -15,7 +15,7 @@ from drafter.training.buffer import BufferStats
 
 _TIMEOUT_S = 1.0
 _START_S = 10.0  # to answer for the first time
-_COORDINATOR = ""  # the buffers go by their nodes
+_COORDINATOR = ""  # key of the coordinator; buffers have their nodes' ids
 
 
 class DrafterWatch:
@@ -29,7 +29,8 @@ class DrafterWatch:
         self._first = self._ask()
 
     def look(self) -> dict[str, BufferStats]:
-        """Ask all of them, for a second at most (ten, the first time); what the buffers hold, as far as they answer."""
+        """Ask all of them, for at most 1 s (10 s the first time). Returns what the buffers hold, as far as
+        they answer."""
         first, self._first = self._first, {}
         if first:
             ray.wait(list(first), num_returns=len(first), timeout=_START_S)
@@ -43,7 +44,7 @@ class DrafterWatch:
         return {node: held for ref, node in stats.items() if ref in ready and (held := _get(ref)) is not None}
 
     def _ask(self) -> dict[Any, str]:
-        def pid(_actor: Any) -> int:  # local, so that it travels by value: the actor need not import this module
+        def pid(_actor: Any) -> int:  # local, so that it is pickled by value: the actor need not import this module
             return os.getpid()
 
         return {
@@ -53,7 +54,7 @@ class DrafterWatch:
 
     def _answered(self, name: str, ref: Any, ready: bool) -> None:
         if name != _COORDINATOR and name not in self._buffers:
-            return  # it went with its node
+            return  # it was lost with its node
         try:
             pid = ray.get(ref, timeout=_TIMEOUT_S) if ready else None
             reason = f"it does not answer within {_TIMEOUT_S:g} s"
@@ -61,7 +62,7 @@ class DrafterWatch:
             pid, reason = None, str(error).strip().partition("\n")[0]
         if pid is None:
             self._pids.pop(name, None)
-            if name not in self._silent:  # not yet said
+            if name not in self._silent:  # not yet reported
                 self._silent.add(name)
                 self._say(name, reason)
             return

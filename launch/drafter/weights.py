@@ -1,6 +1,6 @@
 """The drafter weights that a run may hand out again, in its checkpoint. Owns their files; never decides about them.
 
-The driver has references to them; their bytes pass through it here alone, one version at a time.
+The driver holds references to them. Only here do their bytes pass through it, one version at a time.
 """
 
 import json
@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 
 def save_weights(directory: Path, kept: Iterable[Weights]) -> None:
-    """Weights that were lost with their node are left out. Raises OSError."""
+    """Write the weights, without those that were lost with their node. Raises OSError."""
     directory.mkdir(parents=True, exist_ok=True)
     for weights in kept:
         version = weights.manifest.version
@@ -39,7 +39,7 @@ def save_weights(directory: Path, kept: Iterable[Weights]) -> None:
 
 
 def load_weights(directory: Path) -> list[Weights]:
-    """What is there and is what was written, in the object store; [] where there is no such directory."""
+    """Put all intact weights of the directory into the object store and return them; [] without such a directory."""
     found = []
     for path in sorted(directory.glob("*.json")):
         try:

@@ -1,4 +1,4 @@
-"""A lost learner rank does not end the run: the group is made again, brought to where it was, and asked again."""
+"""Recovery of a lost learner rank: the group is made again, restored to its state, and the call is repeated."""
 
 from launch.failover.kept import KeptSteps
 from launch.failover.learner import (

@@ -1,6 +1,7 @@
-"""What the learner was given since its last checkpoint, RL step by RL step: enough to repeat its updates without
-sampling anything again. Owns where that is, memory first and then the run's folder, and what it takes; never looks at
-the numbers."""
+"""The learner's inputs since its last checkpoint, per RL step: enough to repeat its updates without sampling again.
+
+Owns their storage (memory first, then the run's folder) and its size. Never looks at the numbers.
+"""
 
 import shutil
 from collections.abc import Iterator, Sequence
@@ -11,15 +12,15 @@ from contracts.codec import Codec, Columns
 from contracts.training import StepResult, TrainSequence
 from launch.arrays import read_arrays, write_arrays
 
-# Bytes per response token: 12, 4 of them only where the engine gives log-probs at temperature 1; 8 more where tokens
-# have advantages of their own.
+# Bytes per response token: 12, of which 4 only if the engine returns log-probs at temperature 1; 8 more if tokens have
+# their own advantages.
 _SEQUENCES = Codec(TrainSequence)
-IN_MEMORY_BYTES = 512 * 2**20  # of the driver's; later steps go to disk until the next checkpoint
+IN_MEMORY_BYTES = 512 * 2**20  # of the driver; later steps go to disk until the next checkpoint
 
 
 @dataclass(frozen=True, slots=True)
 class KeptStep:
-    """One RL step's update: what it was called with, and what came of it."""
+    """One RL step's update: its arguments and its result."""
 
     step: int
     asked: int | None
@@ -35,8 +36,8 @@ class KeptStep:
 
 
 class KeptSteps:
-    """For the driver's thread. The folder is this object's own: it is emptied at the start, at each `clear`, and at the
-    end, when it goes."""
+    """The kept steps, for the driver's thread. It owns the folder, and empties it at the start, at each `clear`, and at
+    the end."""
 
     def __init__(self, folder: Path, in_memory_bytes: int = IN_MEMORY_BYTES) -> None:
         self._folder, self._limit_bytes = folder, in_memory_bytes
@@ -53,8 +54,8 @@ class KeptSteps:
         return iter(self._entries)
 
     def add(self, step: int, sequences: Sequence[TrainSequence], asked: int | None, result: StepResult) -> None:
-        """After the update. The arrays are copied: they may lie in the object store, which is to forget them. Raises
-        OSError if there is no room for it on disk; what was kept before stays."""
+        """Keep a step after its update. Copies the arrays, since the object store must be able to free them. Raises
+        OSError if the disk has no room; earlier steps stay."""
         packed = _SEQUENCES.pack(sequences)
         size = sum(array.nbytes for array in packed.values())
         place: Columns | Path = packed

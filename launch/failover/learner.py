@@ -1,10 +1,9 @@
-"""The learner as a run sees it: a LearnerGroup that is made again when a rank of it is lost.
+"""The learner as a run sees it: a LearnerGroup that is made again when one of its ranks is lost.
 
-Owns what it takes to bring a new group to where the lost one was: the phase that was begun, the last checkpoint, the
-updates since (`KeptSteps`), where hidden states are recorded, and the weights that were published last, whose buffer
-went with the rank that owned it. Nothing is sampled again. Every call of the learner goes through `call`, which repeats
-what a loss has interrupted; what a rank raises itself (bad input, a loss that is not finite, too little memory on its
-device) would be raised again, and is passed on.
+Owns what restores a new group to the lost one's state: the phase, the last checkpoint, the updates since (`KeptSteps`),
+the recording of hidden states, and the last published weights, whose buffer was lost with its rank. Nothing is sampled
+again. Every call of the learner goes through `call`, which repeats what a loss has interrupted. An error that a rank
+itself raises (bad input, a loss that is not finite, too little device memory) would recur, so it is passed on.
 """
 
 import shutil
@@ -33,8 +32,8 @@ from models.manifest import WeightsManifest
 
 T = TypeVar("T")
 _Method = Literal["begin", "load", "rest", "reference_kl", "publish", "export"]  # of LearnerGroup
-SAY_AFTER_S = 10.0  # of waiting for the group's places
-STOP_AFTER_S = 20.0  # a run that was asked to stop waits no longer: a group that comes up can still be saved
+SAY_AFTER_S = 10.0  # seconds that a group may wait for its places before that is reported
+STOP_AFTER_S = 20.0  # an interrupted run waits no longer; a group that comes up before can still be saved
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +41,7 @@ class _Published:
     version: int
     masters: bool
     checksum: int
-    updates: int  # that had been done
+    updates: int  # number of updates done before
 
 
 class LearnerNews(Enum):
@@ -56,7 +55,7 @@ class LearnerNews(Enum):
 
 @dataclass(frozen=True, slots=True)
 class WeightsRenewed:
-    """What was published last lies in another buffer."""
+    """The last published weights are in another buffer."""
 
     manifest: WeightsManifest
     ref: "ray.ObjectRef[Any]"
@@ -66,14 +65,14 @@ LearnerEvent = LearnerNews | WeightsRenewed
 
 
 class _Step:
-    """One that is learned, with whatever group there is."""
+    """A step that the learner works on, with whichever group exists."""
 
     def __init__(self, sequences: Sequence[TrainSequence], step: int, asked: int | None) -> None:
         self._sequences, self._step, self._asked = sequences, step, asked
         self._begun: tuple[LearnerGroup, StepUnderWay] | None = None
 
     def of(self, group: LearnerGroup) -> StepUnderWay:
-        """Begun again if `group` is not the one that it was begun with."""
+        """Return the step on `group`. It is begun again if it was begun with another group."""
         if self._begun is None or self._begun[0] is not group:
             self._begun = group, group.begin_step(self._sequences, self._step, asked=self._asked)
         return self._begun[1]
@@ -83,39 +82,40 @@ class _Step:
 
 
 class FailoverLearner:
-    """For the driver's thread. Construct, `start` the group, then use it as one. Before that there is none."""
+    """A learner with restarts, for the driver's thread. Construct it, `start` the group, then use it like a
+    LearnerGroup."""
 
     def __init__(self, starter: LearnerStarter, kept: KeptSteps, context: RunContext) -> None:
         """The loop is told the LearnerNews and WeightsRenewed."""
         self._starter, self._kept, self._context, self._observer = starter, kept, context, context.observer
         self._max_restarts = context.config.learner.max_restarts
-        self._told = ""  # that was missing
+        self._told = ""  # the last report of missing places
         self._restarts = self._repeated = self._calling = 0
         self._recover_s = 0.0  # since `take`
         self._restarts_told = 0
         self._phase: tuple[OptimizerOptions, int] | None = None
-        self._base: Path | None = None  # the checkpoint that `kept` goes on from; None: the initial weights
+        self._base: Path | None = None  # the checkpoint that `kept` continues; None: the initial weights
         self._recording: Callable[[LearnerGroup], None] | None = None
-        self._rests: bool | None = None  # see `rest`; None: the devices are the learner's alone
+        self._rests: bool | None = None  # see `rest`; None: only the learner uses the devices
         self._updates = 0  # of this object's RL steps
         self._published: _Published | None = None
-        self._step: _Step | None = None  # under way
+        self._step: _Step | None = None  # the step in progress
         self._unkept = ""  # why the updates since the last checkpoint cannot be repeated
-        self._memory_call = ""  # that a rank was lost in for lack of memory, last
+        self._memory_call = ""  # the last call in which a rank ran out of memory
         self._group: LearnerGroup | None = None
 
     def start(self) -> None:
-        """Raises as LearnerGroup does, and Interrupted."""
+        """Start the group. Raises as LearnerGroup does, and Interrupted."""
         self._group = self._start()
 
     @property
     def lost(self) -> bool:
-        """There is no group any more."""
+        """Whether there is no group any more."""
         return self._group is None
 
     @property
     def busy(self) -> bool:
-        """A call or a step is under way: what it lets happen meanwhile must not begin another."""
+        """Whether a call or a step is in progress. Code that runs meanwhile must not begin another."""
         return self._calling > 0 or self._step is not None
 
     @property
@@ -133,17 +133,18 @@ class FailoverLearner:
 
     @property
     def home(self) -> str:
-        """Id of the node that has what is published."""
+        """The id of the node that holds the published weights."""
         return self._ready.places[0].node_id
 
     @property
     def nodes(self) -> set[str]:
-        """Ids of the nodes that the ranks run on."""
+        """The ids of the nodes that the ranks run on."""
         return set() if self._group is None else {place.node_id for place in self._group.places}
 
     def call(self, do: Callable[[LearnerGroup], T]) -> T:
-        """`do` with the group, again with a new one whenever it has lost a rank. It leaves the learner's state alone,
-        or keeps the step when it has changed it. Raises LearnerLostError when no restart is left, and what `do` does.
+        """Call `do` with the group, and again with a new group after each loss of a rank. `do` leaves the learner's
+        state unchanged, or keeps the step that changed it. Raises LearnerLostError when no restart is left, and what
+        `do` raises.
         """
         self._calling += 1
         try:
@@ -152,24 +153,24 @@ class FailoverLearner:
                 try:
                     return do(group)
                 except LearnerLostError as error:
-                    if group is self._group:  # else a call within this one has found it, and there is another
+                    if group is self._group:  # otherwise a nested call has already made another group
                         self._recover(error)
         finally:
             self._calling -= 1
 
     def _ask(self, method: _Method, *arguments: Any, **options: Any) -> Any:
-        """`call` of one method of the group, which gives the same whenever it is repeated."""
+        """Call one method of the group whose result is the same when repeated."""
 
         def ask(group: LearnerGroup) -> Any:
             return getattr(group, method)(*arguments, **options)
 
         return self.call(ask)
 
-    # What a run asks of the group.
+    # What a run calls on the group.
 
     def record_into(self, buffers: Callable[[Collection[str]], Mapping[str, Any]], **options: Any) -> None:
-        """See LearnerGroup. `buffers(nodes)`: of these nodes (ids), by node; a new group's may be others. Updates that
-        are repeated record nothing: it was recorded when they were done."""
+        """See LearnerGroup. `buffers(nodes)`: buffers of these node ids, by node; a new group may have other nodes.
+        Repeated updates record nothing, since they were recorded the first time."""
 
         def record(group: LearnerGroup) -> None:
             group.record_into(buffers({place.node_id for place in group.places}), **options)
@@ -185,7 +186,7 @@ class FailoverLearner:
     def load(self, directory: Path) -> None:
         self._ask("load", directory)
         self._goes_on_from(directory)
-        self._published = None  # if anything was, it was something else
+        self._published = None  # anything published before was something else
 
     def rest(self, *, optimizer: bool) -> None:
         self._ask("rest", optimizer=optimizer)
@@ -201,8 +202,8 @@ class FailoverLearner:
     def begin_step(
         self, sequences: Sequence[TrainSequence], step: int = 0, *, asked: int | None = None
     ) -> StepUnderWay:
-        """See LearnerGroup. A group that is lost meanwhile is made again, and the step begun again, when `result` is
-        asked for, or `renew` before."""
+        """See LearnerGroup. If the group is lost, it is made again and the step begun again when `result` or `renew` is
+        called."""
         self._step = under_way = _Step(sequences, step, asked)
 
         def result() -> StepResult:
@@ -241,17 +242,17 @@ class FailoverLearner:
         return manifest, ref
 
     def published(self, version: int, checksum: int, *, masters: bool = False) -> None:
-        """What has been handed over within `call`."""
+        """Record what was handed over within `call`."""
         self._published = _Published(version, masters, checksum, self._updates)
 
     def renew(self) -> bool:
-        """The buffer that was published last is nowhere any more: WeightsRenewed brings another one, from a new group
-        if this one has lost the rank that kept it. Within `call`, where weights may be changing, it does not, nor while
-        all ranks work on a step; True: it has, or newer ones will be published."""
+        """Replace the last published buffer after its loss. WeightsRenewed brings another, from a new group if this one
+        has lost the rank that kept it. It does nothing within `call`, where weights may be changing, nor while all
+        ranks work on a step. Returns true if it has replaced it, or if newer weights will be published."""
         if self._calling:
             return True
         restarts = self._restarts
-        if (under_way := self._step) is not None:  # a rank that works on it has other weights than workers hold
+        if (under_way := self._step) is not None:  # its ranks hold other weights than workers do
             working = True
 
             def look(group: LearnerGroup) -> None:
@@ -266,7 +267,7 @@ class FailoverLearner:
 
         def publish(group: LearnerGroup) -> None:
             group.check()
-            if restarts == self._restarts:  # else a new group has done it
+            if restarts == self._restarts:  # otherwise a new group has done it
                 self._publish_again(group)
 
         self.call(publish)
@@ -274,11 +275,11 @@ class FailoverLearner:
 
     @property
     def to_mend(self) -> bool:
-        """A rank was lost while nobody waited for it, which is cheap to ask; `mend` makes another group at once."""
+        """Whether a rank was lost while nothing waited for it. Cheap; `mend` then makes another group at once."""
         return not self._calling and self._group is not None and self._group.lost()
 
     def mend(self) -> None:
-        """The step that was under way is begun again as well."""
+        """Make another group if a rank is lost, and begin its interrupted step again."""
         under_way = self._step
 
         def look(group: LearnerGroup) -> None:
@@ -290,7 +291,7 @@ class FailoverLearner:
         self.call(look)
 
     def save(self, directory: Path) -> None:
-        """Into an empty directory; `saved_as` once it has its name."""
+        """Save into an empty directory; call `saved_as` once it has its name."""
 
         def write(group: LearnerGroup) -> None:
             if any(directory.iterdir()):  # of ranks that were lost
@@ -301,14 +302,14 @@ class FailoverLearner:
         self.call(write)
 
     def saved_as(self, directory: Path) -> None:
-        """A new group goes on from here."""
+        """Set the checkpoint from which a new group continues."""
         self._goes_on_from(directory)
 
     def export(self, directory: Path) -> None:
         self._ask("export", directory)
 
     def take(self) -> tuple[dict[str, float], dict[str, float]]:
-        """Metrics and seconds since the last call, for the record of an RL step."""
+        """Return metrics and seconds since the last call, for the record of an RL step."""
         restarts, self._restarts_told = self._restarts - self._restarts_told, self._restarts
         repeated, self._repeated = self._repeated, 0
         recover_s, self._recover_s = self._recover_s, 0.0
@@ -336,8 +337,8 @@ class FailoverLearner:
     # After a loss.
 
     def rewind(self) -> bool:
-        """After an update that a rank's own error has ended halfway: back to the last step's end, for a checkpoint of
-        it. False: the last checkpoint is of that step, or it cannot be done, which was said."""
+        """Return to the end of the last step, for a checkpoint, after a rank's own error has interrupted an update.
+        Returns false if the last checkpoint has that step, or if it fails, which is reported."""
         self._step = None
         if self._group is None or not len(self._kept) or self._unkept:
             return False
@@ -354,7 +355,8 @@ class FailoverLearner:
         return True
 
     def _recover(self, error: LearnerLostError) -> None:
-        """A new group in the state of the lost one. Raises LearnerLostError, and what `start` and the updates raise."""
+        """Make a new group in the state of the lost one. Raises LearnerLostError, and what `start` and the updates
+        raise."""
         begin_s, lost, self._group = self._context.clock(), self._group, None
         if lost is not None:
             lost.close(grace_s=0)
@@ -380,7 +382,7 @@ class FailoverLearner:
         raise error.with_remedy(why)
 
     def _why_not(self, error: LearnerLostError) -> str | None:
-        """Why the group is not made again; "": the run did not ask for it."""
+        """Return why the group is not made again; None if it is, "" if the run did not ask for restarts."""
         if self._max_restarts == 0:
             return ""
         if self._unkept:
@@ -419,7 +421,7 @@ class FailoverLearner:
             loop.tell(LearnerNews.STARTED)
 
     def awaited(self, waited_s: float) -> None:
-        """Ranks are to come up. Raises Interrupted."""
+        """Called while ranks start. Raises Interrupted."""
         if waited_s >= STOP_AFTER_S:
             self._context.interrupt.check()
         if waited_s >= SAY_AFTER_S and (missing := self._starter.missing()):
@@ -455,9 +457,10 @@ class FailoverLearner:
             )
 
     def _publish_again(self, group: LearnerGroup) -> str:
-        """What workers hold, if the group still has it; how that differs from what they got."""
+        """Publish again the weights that workers hold, if the group still has them. Returns how they differ
+        from those."""
         last = self._published
-        if last is None or last.updates != self._updates:  # whoever interrupted the next hand-over repeats it
+        if last is None or last.updates != self._updates:  # the caller of the interrupted hand-over repeats it
             return ""
         manifest, ref = group.publish(last.version, masters=last.masters)
         self._context.loop.tell(WeightsRenewed(manifest, ref))
@@ -477,7 +480,7 @@ class FailoverLearner:
 
 def _require_undamaged(learner: Path) -> None:
     """Raise CheckpointError if a file of the learner has changed since its checkpoint was written: a new group would
-    have other weights than the run."""
+    get other weights than the run's."""
     damaged = [fault for fault in faults(learner.parent) or () if fault.file.startswith(f"{learner.name}/")]
     if damaged:
         raise CheckpointError(f"{damaged[0].file} of {learner.parent.name} {damaged[0].what}")

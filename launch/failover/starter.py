@@ -1,4 +1,4 @@
-"""How a learner's group comes up on the run's reservation. Owns what its ranks are made with."""
+"""Start a learner's group on the run's reservation. Owns the arguments of its ranks."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from launch.context import RunContext
 
 @dataclass(frozen=True, slots=True)
 class LearnerStarter:
-    """Makes learner groups on the run's reservation, off nodes that may not be used."""
+    """Makes learner groups on the run's reservation, avoiding nodes that may not be used."""
 
     context: RunContext
     model: ModelOptions
@@ -37,5 +37,5 @@ class LearnerStarter:
         )
 
     def missing(self) -> str:
-        """What that reservation still waits for; "": nothing."""
+        """Return what the reservation still waits for; "" if nothing."""
         return self.placement.missing_learner()

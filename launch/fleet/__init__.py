@@ -1,8 +1,8 @@
-"""Rollout workers that come and go while a run goes on: how many, where, and why.
+"""Rollout workers that join and leave during a run: how many, where, and why.
 
-autoscaler = Autoscaler(placement.plan)           # takes back what a run that was killed had asked for
+autoscaler = Autoscaler(placement.plan)           # withdraws the request of a killed run
 fleet = Fleet(dispatcher, placement, learner, versions, drafter, autoscaler, context)
-fleet.look()                                      # often: whatever the driver waits for
+fleet.look()                                      # often, whatever the driver waits for
 fleet.drain(node_id, "AWS: spot interruption")    # its workers leave with their tokens, and others take their place
 metrics = fleet.take()                            # of the RL step
 """

@@ -1,9 +1,8 @@
-"""What Ray's autoscaler is asked for: room for so many workers, beside the learner. Owns the last request; where nobody
-scales the cluster, nobody is asked.
+"""Requests to Ray's autoscaler: room for all wanted workers, besides the learner. Owns the last request.
 
-Places that are waited for show the autoscaler the next few workers; this shows it all that are wanted, and keeps nodes
-that are wanted from being taken for idle. A request stands until the next one, beyond the end of a run that is killed,
-and counts what the cluster has already.
+If nothing scales the cluster, nothing is requested. Pending places show the autoscaler the next few workers. This shows
+it all wanted ones, and keeps their nodes from being removed as idle. A request holds until the next one, even after the
+run is killed, and includes what the cluster already has.
 """
 
 import logging
@@ -21,12 +20,13 @@ _log = logging.getLogger(__name__)
 
 
 def scaled() -> bool:
-    """Somebody adds nodes to this cluster, or may."""
+    """Whether something adds nodes to this cluster, or may."""
     return any(node["Alive"] and node["Labels"].get(_NODE_GROUP) for node in ray.nodes())  # type: ignore[no-untyped-call]
 
 
 def bundles(plan: Plan, workers: int) -> list[dict[str, float]]:
-    """What is on one node together, of all that the run has with so many workers, or with the planned ones."""
+    """Return the bundles of the run with `workers` workers, or with the planned ones if more. Bundles that share a node
+    are joined."""
     further, _ = plan.further
     groups = [*plan.groups, *[further] * max(workers - len(plan.workers), 0)]
     return [bundle for group in groups for bundle in _by_node(group)]
@@ -42,8 +42,8 @@ def _by_node(group: BundleGroup) -> list[dict[str, float]]:
 
 
 class Autoscaler:
-    """Requests to the autoscaler of one run, elastic or not. Begins with a request for nothing: a run that was killed
-    has left its own behind."""
+    """Requests to the autoscaler of one run, elastic or not. Starts with an empty request, to replace that of a killed
+    run."""
 
     def __init__(
         self,
@@ -54,17 +54,17 @@ class Autoscaler:
         self._plan, self._request = plan, request
         self.there = is_scaled()
         self._asked: list[Bundle] | None = None
-        self._workers: int | None = None  # that were wanted last
+        self._workers: int | None = None  # last wanted number
         self._ask([])
 
     def want(self, workers: int) -> None:
-        """Room for so many rollout workers. Never raises; an equal request is not repeated."""
+        """Request room for this many rollout workers. Never raises; an equal request is not repeated."""
         if workers != self._workers:
             self._workers = workers
             self._ask(bundles(self._plan, workers))
 
     def close(self) -> None:
-        """The run is over: it wants nothing."""
+        """Withdraw the request at the end of the run."""
         if self._asked:
             self._ask([])
 
@@ -74,5 +74,5 @@ class Autoscaler:
         try:
             self._request(wanted)
             self._asked = list(wanted)
-        except Exception as error:  # Ray raises what it likes; the run can do without
+        except Exception as error:  # Ray raises any exception; the run can do without
             _log.warning("the autoscaler was not asked for %d bundles: %s", len(wanted), error)

@@ -1,7 +1,7 @@
-"""What is heard about the nodes of the cluster: a thread of the driver, and a watcher on every other node.
+"""News about the cluster's nodes: from a thread of the driver, and a watcher on every other node.
 
-Owns the watchers, also on nodes that join later, and the questions to Ray about its nodes. It decides nothing, and the
-driver never waits for it: what is heard is an event of its loop. Whatever fails here costs notices, not the run.
+Owns the watchers, also on nodes that join later, and the queries to Ray about its nodes. Decides nothing. The driver
+never waits for it: news are events of its loop. A failure here costs notices, not the run.
 """
 
 import threading
@@ -24,23 +24,23 @@ from actors.notices.types import Withdrawn
 from actors.notices.watch import Trouble, WatchEvent, watch
 from config.spot import SpotOptions
 
-LOOK_S = 0.5  # between two looks at Ray's draining nodes, if no watcher says anything
-NODES_S = 2.0  # between two looks for nodes that have joined or gone
-AGAIN_S = 30.0  # a watcher that was lost is started again after so long
+LOOK_S = 0.5  # between two checks of Ray's draining nodes, if no watcher reports
+NODES_S = 2.0  # between two checks for nodes that have joined or left
+AGAIN_S = 30.0  # a lost watcher is started again after this time
 CLOSE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class RayDrains:
-    """Ray itself empties the node (`ray drain-node`, or its autoscaler)."""
+    """Ray itself drains the node (`ray drain-node`, or its autoscaler)."""
 
     WHAT: ClassVar[str] = "Ray drains it"
-    at_s: float | None  # Unix time at which it will be ended; None: not said
+    at_s: float | None  # Unix time at which it will be ended; None: not announced
 
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """The node belongs to the cluster no more."""
+    """The node has left the cluster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,17 +52,17 @@ class Heard:
 
 
 class NoticeFeed:
-    """From construction to `close`. What is heard is posted to the driver's loop, as Heard."""
+    """Runs from construction to `close`. Posts news to the driver's loop, as Heard."""
 
     def __init__(self, options: SpotOptions, here: str, context: Context) -> None:
         """here: the driver's node, which needs no actor."""
         self._options, self._here, self._context = options, here, context
         self._over = threading.Event()
-        self._nodes: dict[str, str] = {}  # by id: address of those that are alive
+        self._nodes: dict[str, str] = {}  # addresses of nodes alive, by id
         self._watchers: dict[str, Any] = {}  # by node id
-        self._asked: dict[Any, str] = {}  # what watchers will answer: node id
+        self._asked: dict[Any, str] = {}  # pending answers of watchers: node id
         self._again_s: dict[str, float] = {}  # by node id: not before, after a loss ...
-        self._lost: dict[str, str] = {}  # ... and how: it is said if the node is still there then
+        self._lost: dict[str, str] = {}  # ... and its reason, reported if the node is still there then
         self._drains: dict[str, int] = {}
         self._said: set[str] = set()
         self._threads = [threading.Thread(target=self._run, name="notices", daemon=True)]
@@ -72,19 +72,19 @@ class NoticeFeed:
             thread.start()
 
     def drained(self, node_id: str, holds: bool) -> None:
-        """Whether nothing of the run is left on the node; nobody waits for its watcher."""
+        """Pass on to the node's watcher whether nothing of the run is left there. Does not wait."""
         watcher = self._watchers.get(node_id)  # the driver's own node is never drained
         if watcher is not None:
             watcher.drained.remote(holds)
 
     def close(self) -> None:
         self._over.set()
-        self._threads[0].join(CLOSE_S)  # the other may be in the middle of a question, and ends by itself
+        self._threads[0].join(CLOSE_S)  # the other may be in the middle of a query, and ends by itself
         for watcher in list(self._watchers.values()):  # the thread may be in the middle of starting one
             ray.kill(watcher, no_restart=True)
         self._watchers.clear()
 
-    # On the threads.
+    # Run on the threads.
 
     def _watch_here(self) -> None:
         http = Http(self._options.base_url, agent_of(self._here))
@@ -158,7 +158,7 @@ class NoticeFeed:
             if node_id not in self._drains:
                 self._tell(node_id, RayDrains(deadline_ms / 1000 if deadline_ms > 0 else None))
         if over := self._drains.keys() - drains.keys():
-            self._look_for_nodes()  # a node that has gone is drained no more either
+            self._look_for_nodes()  # a node that has left is not draining any more
             for node_id in over & self._nodes.keys():
                 self._tell(node_id, Withdrawn(RayDrains.WHAT))
         self._drains = dict(drains)

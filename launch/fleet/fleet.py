@@ -1,11 +1,11 @@
-"""The fleet of one run: which workers there are and where, brought to what is wanted, look by look.
+"""The fleet of one run: its workers and their places, adjusted toward the wanted number at every look.
 
-Owns the workers' names, their places in the cluster and the nodes that get none; `policies.fleet` decides how many
-there are, and the dispatcher moves requests, weights and engines. Nothing here waits: places are asked for, and taken
-when they are there.
+Owns the workers' names, their places in the cluster and the nodes that get none. `policies.fleet` decides the number of
+workers, and the dispatcher moves requests, weights and engines. Nothing here waits: places are requested, and taken
+when they exist.
 
-Names: a worker that joins, one that replaces another too, takes the lowest number that nobody has. So they are
-`rollout-0` to `rollout-<max - 1>`, and a few above while others drain.
+Names: a worker that joins or replaces another takes the lowest free number. So names are `rollout-0` to `rollout-<max -
+1>`, and a few above while others drain.
 """
 
 from dataclasses import dataclass
@@ -23,16 +23,16 @@ from launch.fleet.timings import FleetTimings
 from policies.fleet import IDLE_S, FleetNow, wanted_workers
 
 LOOK_S = 0.25  # between two looks
-PATIENCE_S = 5.0  # a place is not there after so long: it is said
-MOST_ASKED = 16  # places that are waited for at once: each costs questions to Ray
+PATIENCE_S = 5.0  # a place missing for longer is reported
+MOST_ASKED = 16  # places requested at once: each costs queries to Ray
 _UP = (SeatState.READY, SeatState.LOADING)
 _COMING = (SeatState.STARTING, SeatState.LOADING)
-_RARELY_S = 2.0  # between two questions for a place that has not been there for long
+_RARELY_S = 2.0  # between two checks for a place that is missing for long
 
 
 @dataclass(frozen=True, slots=True)
 class FleetState:
-    """Names of workers, and nodes by id."""
+    """The fleet at one moment: names of workers, and nodes by id."""
 
     up: tuple[str, ...]
     starting: tuple[str, ...]
@@ -51,7 +51,7 @@ class FleetState:
 
 
 class Fleet:
-    """For the driver's thread."""
+    """The fleet, for the driver's thread."""
 
     def __init__(
         self,
@@ -63,33 +63,33 @@ class Fleet:
         autoscaler: Autoscaler,
         context: RunContext,
     ) -> None:
-        """`training`: of drafters, by workers without requests. The observer is told of node_drained, node_returned,
+        """`training`: of drafters, by workers without requests. Events: node_drained, node_returned,
         worker_unplaced."""
         self._dispatcher, self._placement, self._learner, self._training = dispatcher, placement, learner, training
         self._count, self._slots = context.config.rollout.workers, context.config.rollout.engine.max_running
         self._config, self._observer, self._clock = context.config, context.observer, context.clock
         several = self._config.eval_sets or self._config.objective.dynamic_sampling.max_rounds > 1
-        self._more = int(bool(several))  # than one rollout in a step
+        self._more = int(bool(several))  # more than one rollout in a step
         self.timings = FleetTimings()
         self._autoscaler, self._versions = autoscaler, versions
-        self._drained: dict[str, list[str]] = {}  # node id: why
-        self._asked: dict[str, float] = {}  # by name: since when a place is waited for ...
-        self._check_s: dict[str, float] = {}  # ... and when it is looked for again
-        self._starting: dict[str, float] = {}  # since when it starts
-        self._idle: dict[str, float] = {}  # since when it has no request
+        self._drained: dict[str, list[str]] = {}  # node id: reasons
+        self._asked: dict[str, float] = {}  # by name: time since which a place is requested ...
+        self._check_s: dict[str, float] = {}  # ... and the time of the next check for it
+        self._starting: dict[str, float] = {}  # time since which it starts
+        self._idle: dict[str, float] = {}  # time since which it has no request
         self._up: set[str] = set()
-        self._unplaced = False  # it was said since somebody joined last
+        self._unplaced = False  # reported since the last join
         self._held_back = False
         self._rolling = False
-        self._begun = -1  # of `rollouts_left`, when the last one began
+        self._begun = -1  # `rollouts_left` when the last one began
         self._looked_s = self._clock()
         self._held = 0  # workers that have a place
-        self._staying = 0  # dead ones included: without restarts left workers are fewer for good, at the most
+        self._staying = 0  # including dead ones: without restarts left the maximum falls for good
         self._worker_s = self._idle_s = 0.0
         self._joined = self._left = 0
 
     def start(self) -> None:
-        """Start the workers without which the run does not begin. Raises as the dispatcher does."""
+        """Start the workers that the run needs to begin. Raises as the dispatcher does."""
         begin_s = self._clock()
         self._dispatcher.start()
         self._looked_s = self._clock()
@@ -100,10 +100,10 @@ class Fleet:
         self._joined = 0
 
     def close(self) -> None:
-        """The run is over."""
+        """Release everything at the end of the run."""
         self._autoscaler.close()
 
-    # What the run tells.
+    # Called by the run.
 
     def begins(self, kind: str) -> None:
         """A rollout begins."""
@@ -111,32 +111,32 @@ class Fleet:
         self.timings.begins(kind, self._clock())
 
     def ends(self, tokens: int) -> None:
-        """It is over. `tokens`: of its responses."""
+        """The rollout has ended. `tokens`: of its responses."""
         self._rolling = False
         self.timings.ends(tokens, self._clock())
 
     def hold_back(self, holds: bool) -> None:
-        """The learner needs a place again, or does no more. Until then no further one is asked for, and none is waited
-        for: Ray may give it what the learner waits for, and nobody would ever join there."""
+        """Stop requesting places while the learner needs one again, and drop pending requests: Ray might give them what
+        the learner waits for, and no worker could start there."""
         self._held_back = holds
         if holds:
             self._ask(0)
 
     @property
     def startable(self) -> bool:
-        """Where they share GPUs, an engine that starts would want the memory of a learner that works."""
+        """Whether engines may start. In layout colocated a starting engine would take a working learner's memory."""
         colocated = self._config.cluster.layout == "colocated"
         return not (colocated and self._learner.busy) or self._held_back
 
     @property
     def rollouts_left(self) -> int:
-        """Rollouts that the run still has, with one that is under way or was the last to begin in its step."""
+        """The rollouts that the run still has, including one in progress or the last of its step."""
         run, staleness = self._config.run, self._config.rollout.staleness
         return run.steps - self._observer.current_step + 1 + self._more - staleness
 
     def make_way(self) -> None:
-        """The learner waits for room: a further worker whose node could hold a rank lets go of its place, one after the
-        other. One worker stays: the run needs it as well."""
+        """Make room for the learner: one worker at a time leaves, if its node could hold a rank. At least one worker
+        stays, since the run needs it too."""
         workers = self._dispatcher.workers()
         staying = [name for name, now in workers.items() if not now.retiring and now.state is not SeatState.DEAD]
         if len(staying) < 2 or any(now.retiring for now in workers.values()):
@@ -152,21 +152,21 @@ class Fleet:
             self.timings.window(window.decode_tokens, seconds, waiting=self._dispatcher.waiting[0] > 0)
 
     def look(self) -> None:
-        """If it is time to."""
+        """Look, if it is time to."""
         if self._clock() >= self._looked_s + LOOK_S:
             self._look()
 
     # Nodes.
 
     def drain(self, node_id: str, reason: str) -> None:
-        """Nothing is placed on this node any more; the workers there leave with their tokens, and others take their
-        place elsewhere."""
+        """Place nothing on this node any more. Its workers leave with their tokens, and others replace them
+        elsewhere."""
         known = node_id in self._drained
         reasons = self._drained.setdefault(node_id, [])
         if reason not in reasons:
             reasons.append(reason)
         if not known:
-            self._ask(0)  # what is asked for from now on avoids the node
+            self._ask(0)  # requests from now on avoid the node
             self._observer.event("node_drained", f"node {node_id[:8]}: {reason}")
             for name in self._starting_on(node_id):
                 self._dispatcher.leave(name, f"its node is drained ({reason})")
@@ -177,7 +177,7 @@ class Fleet:
         known = self._drained.get(node_id, [])
         if known == [reason]:
             del self._drained[node_id]
-            self._ask(0)  # what waits for room may find it there
+            self._ask(0)  # pending requests may find room there
             for name in self._starting_on(""):
                 if not self._placement.ready(name):
                     self._dispatcher.leave(name, "it waits for room on other nodes")
@@ -187,32 +187,32 @@ class Fleet:
             known.remove(reason)
 
     def held(self, node_id: str) -> list[str]:
-        """Workers on the node that may have requests still: of those that leave, the ones that have not given theirs
-        back."""
+        """Return the workers on the node that may still have requests. A leaving worker counts until it has returned
+        its requests."""
         workers = self._dispatcher.workers().items()
         return [name for name, now in workers if now.node_id == node_id and now.state is not SeatState.CLOSING]
 
     def empty(self, node_id: str) -> bool:
-        """No worker is on the node, or may come up there."""
+        """Whether no worker is on the node, or may come up there."""
         workers = self._dispatcher.workers().values()
         if any(now.node_id == node_id and now.state is not SeatState.DEAD for now in workers):
             return False
         return not self._starting_on(node_id, "")
 
     def _starting_on(self, *node_ids: str) -> list[str]:
-        """Workers that start, and whose places are on these nodes; "": nowhere yet."""
+        """Return the starting workers whose places are on these nodes; "": workers without a known node."""
         starting = [name for name, now in self._dispatcher.workers().items() if now.state is SeatState.STARTING]
         return [name for name, node_id in self._placement.nodes(starting).items() if node_id in node_ids]
 
     @property
     def handing_back(self) -> bool:
-        """Workers are giving their requests back, which is heard only while somebody listens."""
+        """Whether workers are returning their requests, which arrive only while the driver listens."""
         return self._dispatcher.handing_back
 
-    # What is told of it.
+    # Reports about it.
 
     def forget(self, node_id: str) -> None:
-        """The node has gone: if its machine comes back, it is another one to Ray."""
+        """Forget a node that has left. If its machine comes back, Ray gives it a new id."""
         self._drained.pop(node_id, None)
 
     @property
@@ -227,7 +227,7 @@ class Fleet:
         )
 
     def take(self) -> dict[str, float]:
-        """Metrics since the last call."""
+        """Return the metrics since the last call."""
         self._look()
         metrics = {
             "fleet/workers": float(len(self._up)),
@@ -243,7 +243,7 @@ class Fleet:
     # A look.
 
     def _look(self) -> None:
-        """Workers are listed once, and Ray is asked about each group of places once."""
+        """List the workers once, and query Ray about each group of places once."""
         now_s, elapsed_s = self._clock(), self._account()
         with self._placement.look():
             workers = self._dispatcher.workers()
@@ -263,7 +263,8 @@ class Fleet:
                     continue
                 if state in _UP:
                     up.add(name)
-                # Who loads weights has no requests, and leaves with them: others may be getting the same pieces.
+                # A worker that loads weights has no requests. It must not leave, as others may be receiving the same
+                # pieces.
                 if now.node_id in self._drained and state is not SeatState.LOADING:
                     self._dispatcher.leave(name, f"its node is drained ({self._drained[now.node_id][0]})")
                     continue
@@ -278,7 +279,8 @@ class Fleet:
             self._adjust(len(dead), coming)
 
     def _adjust(self, dead: int, coming: int) -> None:
-        """As many workers as are wanted, of those that stay: these are dead, or come up."""
+        """Adjust the number of staying workers to the wanted one. `dead`, `coming`: workers that are dead,
+        or come up."""
         alive = self._staying - dead
         wanted = self._wanted(alive, coming)
         self._staying -= self._release(alive - wanted)
@@ -286,15 +288,15 @@ class Fleet:
         if startable:
             self._settle()
         self._ask(min(wanted, self._count.max - dead) - (self._staying - dead))
-        if startable and not self._staying:  # the run waits for somebody, for cluster.start_timeout_s
+        if startable and not self._staying:  # the run waits for a worker, for cluster.start_timeout_s
             for name in list(self._asked)[:1]:
                 self._join(name, self._clock())
-        if self._count.elastic:  # else what it waits for says enough
+        if self._count.elastic:  # otherwise its pending places say enough
             self._autoscaler.want(wanted)
 
     @property
     def _scaled(self) -> bool:
-        """What a worker waits for may be a node that is being started, which takes its time every time."""
+        """Whether a worker may wait for a node that is being started, which then takes time at every join."""
         return self._autoscaler.there
 
     def _wanted(self, workers: int, coming: int) -> int:
@@ -321,7 +323,7 @@ class Fleet:
         return wanted_workers(now, least=self._count.min, most=self._count.max)
 
     def _account(self) -> float:
-        """Of the time since the last look, which is returned."""
+        """Add up worker seconds since the last look. Returns that time."""
         now_s = self._clock()
         elapsed_s, self._looked_s = now_s - self._looked_s, now_s
         self._worker_s += elapsed_s * self._held
@@ -329,18 +331,18 @@ class Fleet:
         return elapsed_s
 
     def _came(self, up: set[str], elapsed_s: float) -> None:
-        """These are up now."""
+        """Note which workers are up now."""
         now_s = self._clock()
         for name in up - self._up:
             since_s = self._starting.pop(name, None)
-            if since_s is not None and elapsed_s < 4 * LOOK_S:  # else it may have been up for long
+            if since_s is not None and elapsed_s < 4 * LOOK_S:  # otherwise it may have been up for long
                 self.timings.started(now_s - since_s)
         self._joined += len(up - self._up)
         self._left += len(self._up - up)
         self._up = up
 
     def _release(self, count: int) -> int:
-        """Let workers without requests go, first those whose place is theirs alone; how many went."""
+        """Let up to `count` idle workers go, first those with a place of their own. Returns their number."""
         if count <= 0:
             return 0
         long = [name for name, since_s in self._idle.items() if self._clock() - since_s >= IDLE_S]
@@ -350,7 +352,7 @@ class Fleet:
         return len(gone)
 
     def _settle(self) -> None:
-        """Whoever's place is there joins."""
+        """Start the workers whose places exist."""
         now_s = self._clock()
         for name, since_s in list(self._asked.items()):
             if now_s < self._check_s[name]:
@@ -376,7 +378,7 @@ class Fleet:
         self._held += 1
 
     def _ask(self, missing: int) -> None:
-        """Wait for so many places, as far as that is useful at once."""
+        """Keep `missing` places requested, up to the useful number at once."""
         for name in list(self._asked)[max(missing, 0) :]:
             del self._asked[name]
             self._placement.let_go(name)

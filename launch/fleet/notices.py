@@ -1,12 +1,13 @@
-"""Notices obeyed: a node that will be lost gets no work any more, and a run that would suffer has a checkpoint first.
+"""Reaction to notices: a node that will be lost gets no new work, and the run saves a checkpoint first if needed.
 
-Owns what follows from what is heard (feed.py), for the driver's thread. It never waits, and it asks nobody.
+Owns the reactions to news (feed.py), for the driver's thread. Never waits and queries nothing.
 
     rollout workers there     leave with all their tokens; others take their place elsewhere (`Fleet.drain`)
     drafter training there    ends, and does not begin again (`Drain` of the coordinator)
-    a notice taken back       the node is used again
-    learner ranks, driver     said, and a checkpoint as soon as what leaves has given its requests back (saving holds
-                              the driver up), then after every RL step, before it is evaluated, until the node has gone
+    a withdrawn notice        the node is used again
+    learner ranks, driver     reported; a checkpoint follows once leaving workers have returned their requests (saving
+                              blocks the driver), then one after every RL step, before its evaluation, until the node
+                              has gone
 """
 
 from dataclasses import dataclass
@@ -21,14 +22,14 @@ from launch.failover import FailoverLearner
 from launch.fleet.feed import Gone, Heard, NoticeFeed, RayDrains
 from launch.fleet.fleet import Fleet
 
-LOOK_S = 0.25  # between two looks at what is left on nodes
-LEAD_S = 900.0  # what is announced for a later time is obeyed so long before: the node works until then
+LOOK_S = 0.25  # between two checks of what is left on nodes
+LEAD_S = 900.0  # a later end is obeyed this long before: the node works until then
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointWanted:
-    """Save the last complete RL step, unless that was done, and say so (`saved`); if there is none now, it is asked for
-    again."""
+    """Save the last complete RL step, unless it is saved, and call `saved`. If there is none yet, it is
+    posted again."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -36,18 +37,19 @@ class _Ending:
     """A node that will be lost."""
 
     address: str
-    what: str  # that it is drained for ...
-    said: set[str]  # ... of all that is said of it
+    what: str  # the reason for which it is drained ...
+    said: set[str]  # ... among all announced reasons
     heard_s: float
     obey_at_s: float  # Unix time
     obeyed: bool = False
     vital: bool = False  # a checkpoint was asked for
     cleared: bool = False  # no worker there has requests
-    empty: bool = False  # nothing of the run is there, which was told
+    empty: bool = False  # nothing of the run is there, which was reported
 
 
 class Notices:
-    """here: the driver's node. training: None: no drafter is trained. others: what works beside learner and workers."""
+    """Reactions to notices. here: the driver's node. training: None if no drafter is trained. others: what works
+    besides learner and workers."""
 
     def __init__(
         self,
@@ -60,9 +62,9 @@ class Notices:
         *,
         here: str,
     ) -> None:
-        """The observer is told of spot_watch, spot_trouble, spot_advice, spot_notice, spot_withdrawn, checkpoint_first,
-        node_cleared, node_gone."""
-        self._look_s = float("-inf")  # when nodes are looked at again
+        """Events: spot_watch, spot_trouble, spot_advice, spot_notice, spot_withdrawn, checkpoint_first, node_cleared,
+        node_gone."""
+        self._look_s = float("-inf")  # when nodes are checked again
         self._feed, self._fleet, self._learner, self._others = feed, fleet, learner, others
         self._here, self._training, self._loop, self._observer = here, training, context.loop, context.observer
         self._clock, self._wall = context.clock, context.wall
@@ -73,12 +75,12 @@ class Notices:
         self._drain_s = 0.0
 
     def look(self) -> None:
-        """Obey what was heard; often, and wherever the driver waits."""
+        """Obey pending notices. Call it often, wherever the driver waits."""
         for node_id, ending in self._endings.items():
             if not ending.obeyed and self._wall() >= ending.obey_at_s:
                 ending.obeyed = True
                 self._obey(node_id, ending)
-            if ending.obeyed and not ending.vital and self._vital(node_id):  # a learner may come to be there later
+            if ending.obeyed and not ending.vital and self._vital(node_id):  # a learner may move there later
                 ending.vital = self._unsaved = True
                 part = "the driver runs" if node_id == self._here else "the learner runs"
                 name = _name(node_id, ending.address)
@@ -92,17 +94,16 @@ class Notices:
             self._loop.tell(CheckpointWanted())
 
     def saved(self) -> None:
-        """There is a checkpoint of the last complete RL step."""
+        """Note that a checkpoint of the last complete RL step exists."""
         self._unsaved = False
 
     @property
     def endangered(self) -> bool:
-        """A node without which the run does not go on as it is will be lost: what is not saved may have to be done
-        again."""
+        """Whether the driver's node or a learner's node will be lost: unsaved work may have to be repeated."""
         return any(ending.obeyed and self._vital(node_id) for node_id, ending in self._endings.items())
 
     def take(self) -> dict[str, float]:
-        """Metrics since the last call."""
+        """Return the metrics since the last call."""
         metrics = {"fleet/notices": float(self._count)}
         if self._drain_s:
             metrics["fleet/drain_s"] = self._drain_s
@@ -110,7 +111,7 @@ class Notices:
         return metrics
 
     def hear(self, heard: Heard) -> None:
-        """What follows is done when it is time to look."""
+        """Store a notice; `look` reacts to it in time."""
         name = _name(heard.node_id, heard.address)
         match heard.event:
             case Watching(provider, detail):
@@ -143,7 +144,7 @@ class Notices:
         elif not known.obeyed and obey_at_s < known.obey_at_s:
             known.what, known.heard_s, known.obey_at_s = what, heard.heard_s, obey_at_s
             known.said.add(what)
-        elif what in known.said:  # a watcher that was lost has begun anew
+        elif what in known.said:  # a lost watcher has started anew
             return
         else:
             known.said.add(what)
@@ -151,7 +152,7 @@ class Notices:
         self._observer.event("spot_notice", f"{_name(heard.node_id, heard.address)}: {what}{left}")
 
     def _stays(self, node_id: str, what: str) -> None:
-        """That is said no more; if nothing else is, the node is as good as any."""
+        """Withdraw one notice. If no other is left, the node is used normally again."""
         ending = self._endings.get(node_id)
         if ending is None or what not in ending.said:
             return
@@ -172,7 +173,7 @@ class Notices:
     def _obey(self, node_id: str, ending: _Ending) -> None:
         if self._training is not None:
             self._training.drain(node_id, ending.what)
-        if node_id != self._here:  # with it the run ends: until then its workers are worth having
+        if node_id != self._here:  # the run ends with it; until then its workers are useful
             self._fleet.drain(node_id, ending.what)
 
     def _vital(self, node_id: str) -> bool:
@@ -186,7 +187,8 @@ class Notices:
             self._feed.drained(node_id, True)
 
     def _empty(self, node_id: str) -> bool:
-        """Its machine may be ended early. A learner that has no nodes is just being made again, somewhere."""
+        """Whether nothing of the run is left on the node, so that its machine may end early. False while the learner is
+        being made again: it has no nodes then, and may come up anywhere."""
         learners, others = self._learner.nodes, self._others.nodes
         if not learners or node_id in learners or "" in others or node_id in others:
             return False
@@ -202,7 +204,7 @@ class Notices:
         )
 
     def _gone(self, node_id: str) -> None:
-        self._fleet.forget(node_id)  # it may have been refused, without any notice
+        self._fleet.forget(node_id)  # it may have been refused without a notice
         ending = self._endings.pop(node_id, None)
         if ending is None:
             return
@@ -212,7 +214,7 @@ class Notices:
         self._observer.event("node_gone", f"{_name(node_id, ending.address)}: has ended, as announced{late}")
 
     def _say(self, kind: str, key: str, message: str) -> None:
-        """Once: many nodes have the same to say."""
+        """Report it once, since many nodes report the same."""
         if (kind, key) not in self._said:
             self._said.add((kind, key))
             self._observer.event(kind, message)

@@ -1,4 +1,4 @@
-"""A run of one configuration in this process, without Ray (`paceline.train(..., backend="local")`).
+"""Run one configuration in this process, without Ray (`paceline.train(..., backend="local")`).
 
 The tokens, rewards and losses are those of the run on Ray. For debugging, notebooks and tests.
 """

@@ -1,10 +1,9 @@
-"""The parts of a run in one process without Ray: an engine, a learner, environments and a grader that are called, not
-sent to.
+"""The parts of a run in one process without Ray: engine, learner, environments and grader are called directly.
 
-Owns what stands in for the dispatcher, the learner group and the pools. Everything that decides anything (prompt order,
-batches, budget, advantages, evaluations) is that of launch.run, so tokens, rewards and losses are those of a run on Ray
-with the same configuration (`model.batch_invariant`, float32, as many learner threads). Nothing is lost here and no
-drafter is trained.
+Owns the stand-ins for the dispatcher, the learner group and the pools. All decisions (prompt order, batches, budget,
+advantages, evaluations) are those of launch.run. So tokens, rewards and losses equal those of a run on Ray with the
+same configuration (`model.batch_invariant`, float32, as many learner threads). Nothing is lost here and no drafter is
+trained.
 """
 
 import asyncio
@@ -61,10 +60,10 @@ WORKER = "rollout-0"
 
 
 class LocalLearner:
-    """In place of LearnerGroup and FailoverLearner: one rank, called."""
+    """Stands in for LearnerGroup and FailoverLearner: one rank, called directly."""
 
     def __init__(self, config: Config, init: Literal["checkpoint", "random"] = "checkpoint") -> None:
-        """The network at config.model.path, or fresh weights for its config.json."""
+        """Load the network at config.model.path, or use fresh weights for its config.json."""
         if config.learner.ranks != 1:
             raise UsageError(f"learner.ranks is {config.learner.ranks}: one process is one rank")
         self.computes_with = f"this process, threads: {config.learner.threads_of(1)}"
@@ -89,7 +88,7 @@ class LocalLearner:
     def begin_step(
         self, sequences: Sequence[TrainSequence], step: int = 0, *, asked: int | None = None
     ) -> StepUnderWay:
-        """The work is done when its result is asked for: what is sampled meanwhile was begun before."""
+        """The work is done when its result is requested, so overlapping sampling began before."""
         return StepUnderWay(lambda: self.train_step(sequences, step, asked=asked))
 
     def sft_step(self, demonstrations: Sequence[Demonstration]) -> StepResult:
@@ -125,18 +124,18 @@ class LocalLearner:
 
 
 class LocalDispatcher:
-    """In place of RolloutDispatcher: one engine, stepped until it has nothing left."""
+    """Stands in for RolloutDispatcher: one engine, stepped until it has nothing left."""
 
     by_delta = 0
 
     def __init__(
         self, context: RunContext, speculation: SpeculationOptions, meter: SpeculationMeter | None = None
     ) -> None:
-        """The engine of a worker that serves config.model.path, drafting as `speculation` says."""
+        """Start the engine of a worker that serves config.model.path and drafts as `speculation` says."""
         config = context.config
         self.early = EarlySampling()
         self._asked, self._open = set[int](), 0
-        self._watched: dict[int, int] | None = None  # tokens by request; None: nobody asks
+        self._watched: dict[int, int] | None = None  # tokens by request; None: not watched
         self._loop, self._observer, self._meter = context.loop, context.observer, meter
         self._engine = build_engine(
             Start(
@@ -156,10 +155,10 @@ class LocalDispatcher:
         return 1
 
     def unheard(self) -> AbstractContextManager[None]:
-        return nullcontext()  # nobody waits to be heard
+        return nullcontext()  # there is no silence to excuse
 
     def settle(self) -> None:
-        """Nothing is on its way in one process."""
+        """Nothing is in flight in one process."""
 
     def submit(self, request: Request) -> None:
         self._engine.apply(Submit((request,)), None)
@@ -225,7 +224,7 @@ class LocalDispatcher:
 
 
 class LocalEnvironments:
-    """In place of EnvironmentPool: one process, awaited whenever somebody asks."""
+    """Stands in for EnvironmentPool: one process, waited for at every call."""
 
     def __init__(self, options: EnvironmentOptions) -> None:
         self._loop, self._host, self._round = asyncio.new_event_loop(), EnvironmentHost(options), 0
@@ -238,7 +237,7 @@ class LocalEnvironments:
         self._asked[self._loop.create_task(self._host.play(replace(call, round=self._round)))] = key
 
     def look(self) -> list[tuple[int, EnvironmentAnswer]]:
-        """Whoever has answered: one is waited for."""
+        """Wait for one answer and return what has arrived."""
         if not self._asked:
             return []
         self._loop.run_until_complete(asyncio.wait(self._asked, return_when=asyncio.FIRST_COMPLETED))
@@ -254,7 +253,7 @@ def initial_weights(
     observer: RunObserver = UNOBSERVED,
     interrupt: Interrupt | None = None,
 ) -> Path:
-    """launch.run.warmup.warm_start with the learner of this process."""
+    """Do launch.run.warmup.warm_start with the learner of this process."""
     with threads_of(config):
         return warm_start(config, interrupt or Interrupt(), observer, learner=_warm_learner)
 
@@ -274,14 +273,15 @@ def open_job(
     speculation: SpeculationOptions = NO_SPECULATION,
     interrupt: Interrupt | None = None,
 ) -> Iterator[Job]:
-    """launch.run.opening.open_job without Ray: what decides is made as there. Raises UsageError for several ranks."""
+    """Do launch.run.opening.open_job without Ray; all decisions are made as there. Raises UsageError for
+    several ranks."""
     path = {"path": str(initial), "tokenizer": tokenizer_dir(config)}
     config = config.model_copy(update={"model": config.model.model_copy(update=path)})
     inputs = load_inputs(config)
     context = RunContext(
         config=config,
         observer=observer,
-        interrupt=Interrupt() if interrupt is None else interrupt,  # which is false until it is asked
+        interrupt=Interrupt() if interrupt is None else interrupt,  # false until a stop is requested
         run_dir=Path(config.run.dir) / config.run.name,
     )
     meter = SpeculationMeter() if speculation.mode != "off" else None
@@ -334,8 +334,8 @@ def open_job(
 
 @contextmanager
 def threads_of(config: Config) -> Iterator[None]:
-    """torch with the configuration's threads inside the block: they decide the order of sums. Raises UsageError if
-    engine and learner want different ones, which this process cannot give them."""
+    """Set torch to the configuration's threads inside the block, since they decide the order of sums. Raises UsageError
+    if engine and learner want different numbers, which one process cannot have."""
     threads = config.learner.threads_of(1)
     if config.rollout.engine.threads not in (None, threads):
         raise UsageError(

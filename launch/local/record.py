@@ -1,4 +1,4 @@
-"""A run in one process that keeps its records in memory and writes no folder: for tests, experiments and notebooks."""
+"""Records of a run in one process, kept in memory without a folder: for tests, experiments and notebooks."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from launch.run.evaluate import evaluate_job
 
 @dataclass(kw_only=True)
 class RunRecord:
-    """What a run reported; in place of the Observer."""
+    """A run's reports; stands in for the Observer."""
 
     steps: list[StepRecord] = field(default_factory=list)
     evaluations: dict[int, dict[str, float]] = field(default_factory=dict)  # by RL steps done
@@ -24,7 +24,7 @@ class RunRecord:
     events: list[tuple[str, str]] = field(default_factory=list)
     keep_responses: bool = False
     current_step: int = 0
-    cpu_s: float = 0.0  # of this process in RL steps
+    cpu_s: float = 0.0  # of this process, within RL steps
     _since_s: float = 0.0
 
     def step(self, record: StepRecord) -> None:
@@ -59,7 +59,7 @@ class RunRecord:
 
 
 def record_run(config: Config, record: RunRecord, *, speculation: SpeculationOptions = NO_SPECULATION) -> None:
-    """Warm start (kept in the cache of warm starts), RL steps and evaluations; what happened is in `record`."""
+    """Do warm start (cached), RL steps and evaluations; the results are in `record`."""
     initial = initial_weights(config)
     with threads_of(config), open_job(config, cast(Any, record), initial, speculation=speculation) as job:
         for _ in run_steps(job):

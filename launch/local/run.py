@@ -1,6 +1,6 @@
 """`paceline.train(..., backend="local")`: a whole run in this process, with the folder, report and model of any run.
 
-Owns what such a run cannot do: it says so, or refuses. No checkpoints are written, so none can be resumed.
+Owns the limits of such a run: each is reported, or refused. No checkpoints are written, so no run can be resumed.
 """
 
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ from models.durable import naming
 
 def train_here(config: Config) -> int:
     """Run to the end and return the exit code. An older folder of the run's name is set aside. Raises ConfigError for
-    what one process cannot do, and what the parts raise, unwrapped: a debugger stops where the error is."""
+    what one process cannot do. Errors of the parts are raised unwrapped, so that a debugger stops at their origin."""
     if issues := list(refusals(config)):
         raise ConfigError(issues)
     run_dir = Path(config.run.dir) / config.run.name
@@ -73,7 +73,7 @@ def _run(config: Config, observer: Observer, interrupt: Interrupt, run_dir: Path
 
 
 def refusals(config: Config) -> Iterator[Issue]:
-    """What one process cannot do."""
+    """Yield what one process cannot do."""
     if config.rollout.engine.backend != "native":
         message = f"{config.rollout.engine.backend}, but a run in one process has the native engine"
         yield Issue("rollout.engine.backend", message, remedy="set it to native, or leave backend='local' out")
@@ -90,7 +90,7 @@ def refusals(config: Config) -> Iterator[Issue]:
 
 
 def left_out(config: Config) -> Iterator[str]:
-    """What of the configuration does nothing in one process; no token and no loss depends on it."""
+    """Yield the settings without effect in one process; no token and no loss depends on them."""
     yield "no checkpoints"
     if config.rollout.workers.max > 1:
         yield f"one engine instead of {config.rollout.workers.max} workers"
@@ -101,12 +101,12 @@ def left_out(config: Config) -> Iterator[str]:
 
 
 def _embedded(config: Config) -> Config:
-    """Where nothing is placed: one device, and nobody else who would need its memory."""
+    """Return the configuration for one device, whose memory nothing else needs."""
     cluster = config.cluster.model_copy(update={"layout": "embedded", "offload": "never", "weights": "store"})
     return config.model_copy(update={"cluster": cluster})
 
 
 def _speculation(config: Config) -> SpeculationOptions:
-    """Without the fresh weights of a drafter that would be trained, unless strategies name it."""
+    """Return the options without the fresh weights of a drafter to train, unless strategies name it."""
     named = config.rollout.speculation.strategies is not None
     return config.speculation if named else config.rollout.speculation

@@ -1,4 +1,4 @@
-"""The order of a run in one process: weights out, RL steps, evaluations where they are due."""
+"""The order of a run in one process: weights out, RL steps, evaluations when due."""
 
 from collections.abc import Iterator
 

@@ -1,7 +1,6 @@
-"""Files that describe a cluster (Ray's cluster launcher, KubeRay), checked before anybody is asked for machines.
+"""Check files that describe a cluster (Ray's cluster launcher, KubeRay) before any machine is requested.
 
-Owns what can be known of such a file on this machine: its keys, and whether it fits the Ray that is installed here. It
-talks to no cloud.
+Owns what this machine can check: a file's keys, and whether it fits the installed Ray. Contacts no cloud.
 """
 
 from launch.manifests.check import check_manifest

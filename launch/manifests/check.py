@@ -1,4 +1,4 @@
-"""What is wrong with a file that describes a cluster: all at once, each with its key and what to do."""
+"""Find the faults of a file that describes a cluster: all at once, each with its key and remedy."""
 
 import copy
 import difflib
@@ -17,7 +17,7 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from launch.config import Issue
 from launch.errors import UsageError
 
-# Of Ray's launcher, those of which Paceline hears the spot notices come first.
+# Of Ray's launcher; those whose spot notices Paceline receives come first.
 PROVIDERS = ("aws", "gcp", "azure", "aliyun", "external", "local", "vsphere")
 _KINDS = ("RayCluster", "RayJob")
 _PINNED = re.compile(r"\bray(?:\[[^\]]*\])?\s*((?:[=~!<>]=|[<>])\s*[0-9][0-9a-z.*,=~!<> ]*)")
@@ -25,7 +25,7 @@ _IMAGE = re.compile(r"(?:^|/)ray(?:-ml|-llm)?:([0-9]+(?:\.[0-9]+)+)")  # of Ray'
 
 
 def check_manifest(path: Path) -> list[Issue]:
-    """Check a file for `ray up`, or of KubeRay's manifests (RayJob, RayCluster; several in one file are all checked).
+    """Check a file for `ray up`, or with KubeRay manifests (RayJob, RayCluster; several in one file are all checked).
 
     Raises UsageError for a file that is neither."""
     try:
@@ -52,7 +52,7 @@ def check_manifest(path: Path) -> list[Issue]:
 
 def _kuberay(document: Mapping[str, Any]) -> Iterator[Issue]:
     if not str(document["apiVersion"]).startswith("ray.io/"):
-        return  # a claim, a secret: whoever takes it checks it
+        return  # a claim or a secret: its consumer checks it
     kind = document.get("kind")
     if kind not in _KINDS:
         yield Issue("kind", f"{kind} is not checked here", remedy=f"one of: {', '.join(_KINDS)}")
@@ -112,7 +112,7 @@ def _ray_cluster(cluster: Mapping[str, Any], key: str) -> Iterator[Issue]:
 
 
 def _image(key: str, image: object) -> Iterator[Issue]:
-    """Of Ray's own images, whose tag names the version; of another nobody knows."""
+    """Check an image of Ray, whose tag names the version. Other images cannot be checked."""
     installed = version("ray")
     if (found := _IMAGE.search(str(image))) is not None and found[1] != installed:
         yield Issue(
@@ -179,13 +179,13 @@ def _of_rays_schema(document: Mapping[str, Any]) -> Iterator[Issue]:
 
 
 def _of_rays_preparation(document: Mapping[str, Any]) -> Iterator[Issue]:
-    """What `ray up` does before it talks to the cloud."""
+    """Run what `ray up` does before it contacts the cloud."""
     from ray.autoscaler._private.util import prepare_config, validate_config
 
-    logging.getLogger("ray.autoscaler._private.util").setLevel(logging.WARNING)  # it tells what it fills in
+    logging.getLogger("ray.autoscaler._private.util").setLevel(logging.WARNING)  # it logs what it fills in
     try:
         validate_config(prepare_config(copy.deepcopy(dict(document))))
-    except Exception as error:  # Ray raises what it likes
+    except Exception as error:  # Ray raises any exception
         yield Issue("", f"Ray would not take it: {next(iter(str(error).splitlines()), type(error).__name__)}")
 
 
@@ -212,8 +212,8 @@ def _commands(document: Mapping[str, Any]) -> Iterator[Issue]:
 
 
 def _allows(pinned: str, installed: str) -> bool:
-    """Whether a requirement takes the Ray that is installed here and not the next, which a node would get one day; what
-    is no requirement is somebody else's error."""
+    """Whether a requirement allows the installed Ray and excludes the next release, which a node would get some day.
+    True for text that is no requirement, which another check reports."""
     major, minor = (int(part) for part in installed.split(".")[:2])
     try:
         wanted = SpecifierSet(pinned.strip(" ,"))

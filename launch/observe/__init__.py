@@ -1,4 +1,4 @@
-"""How a run is seen while it goes on: files, live view, TensorBoard, Ray metrics, timeline."""
+"""Observation of a run in progress: files, live view, TensorBoard, Ray metrics, timeline."""
 
 from launch.observe.drafter import TRAIN_SPAN, DrafterMeter, StepDrafter
 from launch.observe.observer import Observer

@@ -1,4 +1,4 @@
-"""What drafter training brought, from trainers' events to numbers for people: per RL step and over a run.
+"""Results of drafter training, from trainers' events to numbers for people: per RL step and over a run.
 
 Owns the record of drafter.jsonl and the metrics `drafter/*`. Pure: no files, no clock.
 """
@@ -33,7 +33,7 @@ MAX_UPDATES = 2000  # in one record
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Update:
-    """One micro-step of all its members. Means over their supervised positions; None where there were none."""
+    """One micro-step of all its members. Means are over their supervised positions; None without any."""
 
     step: int  # micro-steps of the drafter since its first
     at_s: float
@@ -54,14 +54,14 @@ class StepDrafter:
     worker_s: float  # spent in micro-steps, summed over workers
     # published, rolled_back, preempted, failures, recorded_bytes, recording_skipped, recording_s
     counts: Mapping[str, float]
-    levels: Mapping[str, float]  # version, stale_versions, buffer_bytes, buffer_sequences, stop_s: those that are known
+    levels: Mapping[str, float]  # version, stale_versions, buffer_bytes, buffer_sequences, stop_s: those known
     published: Sequence[int] = ()  # versions
     rolled_back: Sequence[int] = ()
     drafted: DraftCounts | None = None  # what engines did with it
     acceptance: AcceptanceTally = field(default_factory=AcceptanceTally)  # the same by strategy
 
     def metrics(self) -> dict[str, float]:
-        """Scalars `drafter/*`; what has no value is left out."""
+        """Return the scalars `drafter/*`; those without a value are left out."""
         values: dict[str, float | None] = {
             "micro_steps": float(len(self.updates)),
             "tokens": float(sum(update.tokens for update in self.updates)),
@@ -107,7 +107,7 @@ class DrafterMeter:
 
     def __init__(self) -> None:
         self._version: int | None = None
-        self._trained_on: int | None = None  # the newest target version that a micro-step has seen
+        self._trained_on: int | None = None  # the newest target version seen by a micro-step
         self._buffers: dict[str, tuple[int, int]] = {}
         self._clear()
 
@@ -120,7 +120,7 @@ class DrafterMeter:
         self._recording_s = 0.0
 
     def event(self, worker: str, event: TrainerEvent) -> None:
-        """What a worker's trainer says."""
+        """Take an event of a worker's trainer."""
         match event:
             case MicroStep():
                 self._steps.append(event)
@@ -138,7 +138,7 @@ class DrafterMeter:
                 assert_never(event)
 
     def published(self, version: int) -> None:
-        """A trainer gave these weights away; for events that come by another way than `event`."""
+        """Count published weights that do not arrive as an `event`."""
         self._published.append(micro_steps(version))
 
     def swapped(self, version: int) -> None:
@@ -146,23 +146,23 @@ class DrafterMeter:
         self._version = micro_steps(version)
 
     def rolled_back(self, version: int) -> None:
-        """This version was taken back; `swapped` says what took its place."""
+        """This version was rolled back; `swapped` reports its replacement."""
         self._rolled_back.append(micro_steps(version))
 
     def buffer(self, node: str, *, sequences: int, bytes: int) -> None:
-        """What a node's data buffer holds now."""
+        """Set what a node's data buffer holds now."""
         self._buffers[node] = sequences, bytes
 
     def recorded(self, bytes: int, seconds: float = 0.0, skipped: int = 0) -> None:
-        """Hidden states that an engine or the learner handed over since it last said so, what of its time that took,
-        and how many sequences it left out."""
+        """Count hidden states that an engine or the learner handed over since its last report: their bytes, the seconds
+        it took, and the number of skipped sequences."""
         self._counts["recorded_bytes"] += bytes
         self._counts["recording_skipped"] += skipped
         self._recording_s += seconds
 
     def take(self, target_version: int, speculation: StepSpeculation | None = None) -> StepDrafter:
-        """Everything since the last `take`. target_version: what the engines decoded with; speculation: of the same RL
-        step."""
+        """Return everything since the last `take`. target_version: the target weights that engines decoded with.
+        speculation: of the same RL step."""
         levels: dict[str, float | None] = {
             "version": self._version,
             "stale_versions": None if self._trained_on is None else max(target_version - self._trained_on, 0),
@@ -193,7 +193,7 @@ class DrafterMeter:
 
 
 def merged(steps: Iterable[MicroStep]) -> list[Update]:
-    """The members' reports of each micro-step as one, by time."""
+    """Merge the members' reports of each micro-step, ordered by time."""
     members: defaultdict[tuple[int, int, int], list[MicroStep]] = defaultdict(list)
     for step in steps:
         members[step.session, step.epoch, step.step].append(step)
@@ -216,7 +216,7 @@ def _update(reports: Sequence[MicroStep]) -> Update:
 
 
 def updates_of(record: Mapping[str, Any]) -> list[Update]:
-    """The updates of one record of drafter.jsonl; [] for what is not one."""
+    """Return the updates of one record of drafter.jsonl; [] for a foreign record."""
     try:
         origin_s = float(record["origin_s"])
         return [
@@ -238,7 +238,7 @@ def updates_of(record: Mapping[str, Any]) -> list[Update]:
 
 
 def _mean(parts: Iterable[tuple[float | None, int]]) -> float | None:
-    """Of (value, weight); None without any."""
+    """Return the weighted mean of (value, weight); None without any."""
     known = [(value, weight) for value, weight in parts if weight and value is not None and math.isfinite(value)]
     total = sum(weight for _, weight in known)
     return sum(value * weight for value, weight in known) / total if total else None

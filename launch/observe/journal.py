@@ -1,8 +1,8 @@
-"""JSON-lines files that survive the death of their writer. Owns the format; knows nothing of what the records mean.
+"""JSON-lines files that survive the death of their writer. Owns the format; knows nothing of the records' meaning.
 
-A record is one line, handed to the operating system when it is written: a killed process loses none but the line it
-was writing, and readers skip such a torn line. JSON has no NaN: a value that is not finite is written as null and
-named in the record's `nonfinite`, so that the file stays JSON and the fact stays known.
+A record is one line, handed to the operating system when written. So a killed process loses only the line that it was
+writing, and readers skip such a torn line. JSON has no NaN: a value that is not finite is written as null and named in
+the record's `nonfinite`. So the file stays JSON and the fact is kept.
 """
 
 import json
@@ -32,7 +32,7 @@ def _turn(value: Any) -> bool:
 
 _INTEGER, _TEXT, _NUMBER = _is(int), _is(str), _is(int, float, type(None))  # a number that is not finite is null
 _LIST, _TABLE = _is(list, type(None)), _is(dict, type(None))  # or it is left out
-# What the values of every record fit that are read without being asked for, by the file's name. A line that has others
+# Required types of values that readers use unchecked, by file name. A line with other types is foreign.
 # is foreign.
 _SAMPLE: dict[str, Fits] = {
     **{"step": _INTEGER, "prompt": _TEXT, "response": _TEXT, "reward": _NUMBER},
@@ -75,7 +75,8 @@ class Journal:
 
 
 def encode(record: Mapping[str, Any]) -> str:
-    """One line of strict JSON. Floats keep all their digits, so that two runs can be compared exactly."""
+    """Encode a record as one line of strict JSON. Floats keep all their digits, so that two runs can be compared
+    exactly."""
     nonfinite = {key: repr(value) for key, value in record.items() if _nonfinite(value)}
     if nonfinite:
         record = {**{k: None if k in nonfinite else v for k, v in record.items()}, "nonfinite": nonfinite}
@@ -83,7 +84,7 @@ def encode(record: Mapping[str, Any]) -> str:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """All whole records of a file; [] if there is none. A torn or foreign line is left out."""
+    """Return all whole records of a file; [] if there is none. Torn and foreign lines are left out."""
     if not path.is_file():
         return []
     records, fields = [], FIELDS.get(path.name, {})
@@ -112,7 +113,7 @@ def cut(path: Path, last: int | None) -> int:
 
 
 def replace(path: Path, text: str) -> None:
-    """Write a whole file so that no reader ever sees half of it."""
+    """Write a whole file atomically."""
     draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with naming(path), draft.open("w", encoding="utf-8") as file:
@@ -141,7 +142,7 @@ def _nonfinite(value: object) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """numpy scalars and arrays as Python numbers and lists."""
+    """Convert numpy scalars and arrays to Python numbers and lists."""
     if hasattr(value, "tolist"):
         return value.tolist()
     raise TypeError(f"{type(value).__name__} cannot be written as JSON")

@@ -1,4 +1,4 @@
-"""The run on a terminal: a live panel there, one line per RL step anywhere else. Draws RunState, changes nothing."""
+"""The run on a terminal: a live panel there, one line per RL step elsewhere. Draws RunState, changes nothing."""
 
 import os
 import sys
@@ -25,21 +25,21 @@ STATE_STYLES = {
     "training": "magenta",
 }
 MAX_WORKERS = 8
-LEARNING = (  # metric, what a log's line calls it, form
+LEARNING = (  # metric, its label in a log line, format
     *(("entropy", "entropy", ".2f"), ("kl", "KL", ".4f")),
     *(("clip_fraction", "clipped", ".1%"), ("grad_norm/mean", "grad", ".3g")),
 )
 
 
 def no_echo_of_ctrl_c() -> Callable[[], None]:
-    """Until the result is called, the terminal writes no `^C` into the panel, which that would tear. Nothing changes
-    where stdin is no terminal, or another process has it (who sets a terminal from the background is stopped)."""
+    """Stop the terminal from echoing `^C` into the panel until the result is called. Does nothing if stdin is no
+    terminal, or another process owns it (a background process that sets a terminal is stopped)."""
 
     def echo_control(on: bool) -> None:
         if sys.stdin is None or not sys.stdin.isatty() or os.tcgetpgrp(keyboard := sys.stdin.fileno()) != os.getpgrp():
             return
         settings = termios.tcgetattr(keyboard)
-        flags = settings[3]  # of the local modes
+        flags = settings[3]  # the local modes
         settings[3] = flags | termios.ECHOCTL if on else flags & ~termios.ECHOCTL
         termios.tcsetattr(keyboard, termios.TCSANOW, settings)
 
@@ -48,7 +48,7 @@ def no_echo_of_ctrl_c() -> Callable[[], None]:
 
 
 def sparkline(values: Iterable[float]) -> str:
-    """One block character per value, scaled to the smallest and the largest of them; NaN is a space."""
+    """Return one block character per value, scaled to the smallest and the largest; NaN is a space."""
     shown = list(values)
     finite = [v for v in shown if v == v]
     if not finite:
@@ -59,7 +59,7 @@ def sparkline(values: Iterable[float]) -> str:
 
 
 def duration(seconds: float) -> str:
-    """`45s`, `3:20`, `1:02:03`."""
+    """Format as `45s`, `3:20`, `1:02:03`."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole}s"
@@ -69,7 +69,7 @@ def duration(seconds: float) -> str:
 
 
 def step_line(state: RunState) -> str:
-    """One RL step on one line, for logs and pipes."""
+    """Describe one RL step on one line, for logs and pipes."""
     m, parts = state.metrics, [f"step {state.step:>{len(str(state.steps))}}/{state.steps}"]
     if "reward/mean" in m:
         parts.append(f"reward {m['reward/mean']:.3f}")
@@ -105,7 +105,7 @@ def step_line(state: RunState) -> str:
 
 
 def render(state: RunState, now_s: float) -> RenderableType:
-    """The live panel: progress, reward, speed, lengths, time per phase, workers."""
+    """Draw the live panel: progress, reward, speed, lengths, time per phase, workers."""
     eta = "" if state.eta_s is None else f"  eta {duration(state.eta_s)}"
     head = Table.grid(expand=True, padding=(0, 1))
     head.add_column(no_wrap=True)
@@ -172,7 +172,7 @@ def _workers(state: RunState, now_s: float) -> Table:
     for _ in range(3):
         table.add_column(no_wrap=True)
     table.add_column(no_wrap=True, ratio=1)  # a reason may be long; events have all of it
-    # With more workers than lines, the ones that are not decoding are the interesting ones.
+    # If there are more workers than lines, show those that are not decoding.
     order = sorted(state.workers.items(), key=lambda item: (item[1].state == "decode", item[0]))
     shown = sorted(order[:MAX_WORKERS])
     for name, worker in shown:
@@ -195,7 +195,7 @@ def _spent_share(m: dict[str, float]) -> float:
 
 
 def _budget(m: dict[str, float]) -> str:
-    """What the last RL step's tokens were shared into; empty without a budget."""
+    """Describe how the last RL step's tokens were shared; empty without a budget."""
     parts = []
     if "budget/tokens" in m and "budget/spent_tokens" in m:
         parts.append(
@@ -207,7 +207,7 @@ def _budget(m: dict[str, float]) -> str:
 
 
 def _early_ends(m: dict[str, float]) -> str:
-    """What the marker and the lateness rule ended in the last RL step."""
+    """Describe what the marker and the lateness rule ended in the last RL step."""
     if "abort/poll_from" not in m:
         return "none yet: too few lengths are known"
     answered, given_up = (100 * m.get(f"abort/{name}_share", 0.0) for name in ("answered", "given_up"))
@@ -218,7 +218,7 @@ def _early_ends(m: dict[str, float]) -> str:
 
 
 def _learner(m: dict[str, float]) -> str:
-    """What tells whether the policy collapses or runs away; without what the objective has not."""
+    """Describe signs of a collapsing or diverging policy, without metrics that the objective lacks."""
     shown = (("entropy", "entropy", ".3f"), ("kl", "KL", ".4f"), ("clip_fraction", "clipped", ".2%"))
     parts = [f"{label} {m[name]:{form}}" for name, label, form in shown if name in m]
     for name, label in (("grad_norm/mean", "gradient norm"), ("loss/mean", "loss")):
@@ -228,7 +228,7 @@ def _learner(m: dict[str, float]) -> str:
 
 
 def _speculation(m: dict[str, float]) -> str:
-    """What the last RL step's speculation did: the drafter of most steps, accept length, seconds saved."""
+    """Describe the last RL step's speculation: the drafter of most steps, accept length, seconds saved."""
     steps = {name.split("/")[1]: value for name, value in m.items() if name.endswith("/steps") and name.count("/") == 2}
     if m["speculation/share"] == 0 or not any(steps.values()):
         return f"off: {_most_reason(m)}"
@@ -242,14 +242,14 @@ def _speculation(m: dict[str, float]) -> str:
 
 
 def _most_reason(m: dict[str, float]) -> str:
-    """Of most engine steps; where none is recorded, what it used to be."""
+    """Return the reason of most engine steps; without a record, the only one that older runs had."""
     prefix = "speculation/reason/"
     reasons = {name.removeprefix(prefix): value for name, value in m.items() if name.startswith(prefix)}
     return max(reasons.items(), key=itemgetter(1))[0].replace("_", " ") if reasons else "plain decoding is faster"
 
 
 def _drafter(m: dict[str, float]) -> str:
-    """What the last RL step's idle time taught the drafter."""
+    """Describe the drafter's training in the last RL step's idle time."""
     text = f"version {m['drafter/version']:.0f}, " if "drafter/version" in m else ""
     if not m["drafter/micro_steps"]:
         return f"{text}not trained in this step"

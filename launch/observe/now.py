@@ -1,4 +1,4 @@
-"""now.json: what the run is doing at this moment, for whoever looks at its folder. Replaced whole; may be missing."""
+"""now.json: what the run is doing at this moment. Replaced whole; may be missing."""
 
 import json
 import os
@@ -11,7 +11,7 @@ FILE_NAME = "now.json"
 
 @dataclass(frozen=True, slots=True)
 class Now:
-    """`done` of `total` units of the phase, e.g. finished rollouts; total 0: not counted."""
+    """The run at one moment. `done` of `total` units of the phase, e.g. finished rollouts; total 0: not counted."""
 
     phase: str
     done: int
@@ -21,7 +21,8 @@ class Now:
 
 
 def write(run_dir: Path, now: Now) -> None:
-    """A full disk costs the file, never the run. Not flushed to the disk: who reads it is on this system."""
+    """Write the file. A full disk costs the file, never the run. Not flushed to the disk: readers are on
+    this system."""
     draft = run_dir / f".{FILE_NAME}.{os.getpid()}.tmp"
     try:
         draft.write_text(json.dumps(asdict(now)) + "\n", encoding="utf-8")

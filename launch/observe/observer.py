@@ -1,7 +1,7 @@
-"""The Observer: everything a run tells about itself goes through here, into files, sinks and the terminal.
+"""The Observer: the single path of a run's reports into files, sinks and the terminal.
 
-Owns the run folder's journals, environment.json and run.log. Never decides anything
-about the run: apart from a full disk nothing here stops it. Calls may come from any thread.
+Owns the run folder's journals, environment.json and run.log. Never decides anything about the run: apart from a full
+disk, nothing here stops it. Calls may come from any thread.
 """
 
 import threading
@@ -45,8 +45,8 @@ QUIET_EVENTS = frozenset({"checkpoint", "lookahead", "phase"})  # written, not p
 class Observer(RunObserver):
     """Observes one run. Use as a context manager, or call `close`.
 
-    resume_from: the last RL step that is kept (the checkpoint's); everything recorded after it is cut, so that no
-    step appears twice. None starts a new run; a folder that already holds one is refused with PacelineError.
+    resume_from: the last RL step to keep (the checkpoint's). Everything recorded after it is cut, so that no step
+    appears twice. None starts a new run; a folder that already holds one is refused with PacelineError.
     """
 
     def __init__(
@@ -100,12 +100,12 @@ class Observer(RunObserver):
 
     @property
     def current_step(self) -> int:
-        """The RL step that is being worked on: the last complete one plus 1."""
+        """The RL step in progress: the last complete one plus 1."""
         with self._lock:
             return self._state.step + 1
 
     def step(self, record: StepRecord) -> None:
-        """One RL step is complete: written, sent to the sinks, shown."""
+        """Take a complete RL step: write it, send it to the sinks, show it."""
         speculation, drafter = record.speculation, record.drafter
         metrics = {**length_metrics(record.lengths), **_floats(record.metrics)}
         if speculation is not None:
@@ -148,8 +148,8 @@ class Observer(RunObserver):
     def evaluation(
         self, step: int, metrics: Mapping[str, float], seconds: float = 0.0, *, printed: bool = True
     ) -> None:
-        """A held-out evaluation after `step` complete RL steps (0: before the first). metrics has eval/reward.
-        `printed`: not where the command itself shows them at its end."""
+        """Take a held-out evaluation after `step` complete RL steps (0: before the first). metrics has eval/reward.
+        `printed`: false where the command itself shows them at its end."""
         values = _floats(metrics)
         with self._lock:
             row = {"step": step, "kind": "eval", "at_s": self._clock(), **values, "seconds/eval": float(seconds)}
@@ -164,7 +164,7 @@ class Observer(RunObserver):
             self._log.write(self._clock(), text)
 
     def event(self, kind: str, message: str, **details: Any) -> None:
-        """Something worth knowing happened; kind is one word (worker_lost, restart, checkpoint, ...)."""
+        """Record a notable event. kind is one word (worker_lost, restart, checkpoint, ...)."""
         self._report(kind, message, "dim", **details)
 
     def _report(self, kind: str, message: str, style: str, **details: Any) -> None:
@@ -186,14 +186,14 @@ class Observer(RunObserver):
                 self._journals["timeline"].write(to_json(done))
 
     def worked(self, actor: str, kind: str, start_s: float, end_s: float) -> None:
-        """A span on behalf of the RL step that is being worked on."""
+        """Record a span of the RL step in progress."""
         self.span(Span(actor, kind, start_s, end_s, self.current_step))
 
     def samples(self, step: int, samples: Sequence[Sample], *, held_out: bool = False) -> None:
-        """Responses of one RL step, or to one held-out set of the evaluation after it. observe.samples_per_step or
-        observe.eval_samples of them are kept: from the best to the worst reward; of an evaluation three
-        in four are first responses to prompts all over the set, the same prompts each time. Sinks get the former of
-        either number."""
+        """Take the responses of one RL step, or to one held-out set of the evaluation after it. Keeps
+        observe.samples_per_step or observe.eval_samples of them, from the best to the worst reward. In an evaluation,
+        three in four are first responses to prompts spread over the set, always the same prompts. Sinks get at most
+        observe.samples_per_step."""
         observe = self._config.observe
         most = observe.eval_samples if held_out else observe.samples_per_step
         count = len(samples) if most is None else min(most, len(samples))
@@ -211,14 +211,13 @@ class Observer(RunObserver):
                 sink.texts(step, "/".join(filter(None, (name, shown[0].set))), [_markdown(sample) for sample in shown])
 
     def judged(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        """How often each held-out prompt was solved in the evaluation after `step` RL steps."""
+        """Take how often each held-out prompt was solved in the evaluation after `step` RL steps."""
         with self._lock:
             for row in rows:
                 self._journals["eval_prompts"].write({"step": step, **row})
 
     def progress(self, phase: str, done: int = 0, total: int = 0) -> None:
-        """What the run is doing now, e.g. progress("rollout", 87, 128). For the live view, gauges
-        and now.json."""
+        """Set what the run is doing, e.g. progress("rollout", 87, 128). For the live view, gauges and now.json."""
         with self._lock:
             entered = phase != self._state.phase
             self._state.enter(phase, done, total, self._clock())
@@ -228,7 +227,7 @@ class Observer(RunObserver):
                 self._gauges.set({"phase/done": float(done), "phase/total": float(total)}, phase=phase)
 
     def stopping(self, signal_name: str) -> None:
-        """The run was asked to stop and has not yet: said at once, since getting there takes a while."""
+        """Report at once that the run was asked to stop, since stopping takes a while."""
         with self._lock:
             if self._closed:
                 return
@@ -238,14 +237,14 @@ class Observer(RunObserver):
         )
 
     def worker(self, name: str, state: str, detail: str = "") -> None:
-        """What one worker is doing now, e.g. worker("rollout-0", "decode", "12 running"). Live view only."""
+        """Set what one worker is doing, e.g. worker("rollout-0", "decode", "12 running"). Live view only."""
         with self._lock:
             known = self._state.workers.get(name)
             since_s = known.since_s if known is not None and known.state == state else self._clock()
             self._state.workers[name] = WorkerState(state, since_s, detail)
 
     def load(self, worker: str, *, running: int, waiting: int, kv_tokens: int) -> None:
-        """What a worker's engine holds now. Gauges only, at most every GAUGE_PERIOD_S; never missing the last."""
+        """Set what a worker's engine holds. Gauges only, at most every GAUGE_PERIOD_S, but always the last value."""
         values = {
             "worker/running": float(running),
             "worker/waiting": float(waiting),
@@ -257,7 +256,8 @@ class Observer(RunObserver):
                 self._gauges.set(values, worker=worker)
 
     def fleet(self, states: Callable[[], Mapping[str, int]]) -> None:
-        """How many workers are in which state, asked for when it is due: at most every GAUGE_PERIOD_S. Gauges only."""
+        """Set the number of workers by state. `states` is called only when due, at most every GAUGE_PERIOD_S. Gauges
+        only."""
         with self._lock:
             if self._due("fleet", final=False):
                 for state, count in states().items():
@@ -271,8 +271,8 @@ class Observer(RunObserver):
         return due
 
     def sync(self) -> None:
-        """Wait until all that was recorded is on disk: with a checkpoint, so that a power cut loses no row of a step
-        that the checkpoint counts. Raises OSError."""
+        """Wait until all records are on disk. Called with a checkpoint, so that a power cut loses no row of a step that
+        the checkpoint includes. Raises OSError."""
         for file in self._journals.values():
             file.sync()
 
@@ -283,7 +283,7 @@ class Observer(RunObserver):
                 return
             self._closed = True
             live_view, self._live = self._live, None
-        if live_view is not None:  # outside the lock: its thread may be drawing, and drawing takes the lock
+        if live_view is not None:  # outside the lock, since its thread may be drawing, which takes the lock
             live_view.stop()
         self._echo_again()
         with self._lock:
@@ -324,7 +324,7 @@ class Observer(RunObserver):
             journal.cut(self._dir / f"{name}.jsonl", None if whole else last)
 
     def _missing(self, last: int) -> str:
-        """The complete steps up to `last` that left no row."""
+        """Describe the complete steps up to `last` without a row."""
         rows = journal.read(self._dir / "metrics.jsonl") if last else []
         there = {row["step"] for row in rows if row["kind"] == "step"}
         steps = [str(step) for step in range(1, last + 1) if step not in there]
@@ -354,7 +354,7 @@ class Observer(RunObserver):
     def _print(self, text: str, style: str = "dim") -> None:
         self._log.write(self._clock(), text)
         if self._config.observe.live:
-            # Whole words on a terminal; whole lines in a log, and where there is a command to copy.
+            # On a terminal words stay whole; in a log, or if there is a command to copy, lines do.
             whole = self._live is None or "paceline " in text
             self._console.print(Text(text, style=style), soft_wrap=whole)
 
@@ -364,7 +364,7 @@ class Observer(RunObserver):
 
 
 def _markdown(sample: Sample) -> str:
-    """Indented texts are shown as they are."""
+    """Format a sample as Markdown. Indented text is shown verbatim."""
     prompt, response = (text.replace("\n", "\n    ") for text in (sample.prompt, sample.response))
     return f"reward {sample.reward:g}, {sample.tokens} tokens\n\n    {prompt}\n\n    {response}\n"
 

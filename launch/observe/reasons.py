@@ -1,6 +1,6 @@
-"""Why engine steps decoded the way they did: from windows to numbers and a sentence for people. Pure.
+"""Reasons for engine steps' choice of decoding: from windows to numbers and a sentence for people. Pure.
 
-The reasons themselves are the policies' (`policies.speculation.policy.Reason`); records of other releases may hold
+The reasons are defined by the policies (`policies.speculation.policy.Reason`). Records of other releases may hold
 others.
 """
 
@@ -18,12 +18,12 @@ _IN_WORDS: Mapping[str, str] = {
     Reason.NO_DRAFTER: "no drafter was at hand",
     Reason.UNMEASURED: "what a step costs was not known yet",
 }
-SHOWN_SHARE = 0.05  # of the steps: less is no answer to "why was it off"
+SHOWN_SHARE = 0.05  # of the steps: a smaller share does not explain "why was it off"
 
 
 @dataclass(slots=True)
 class ReasonTotals:
-    """Totals of one reason, summed over engine steps. `judged`, `advantage`: as of ReasonUse."""
+    """Totals of one reason, summed over engine steps. `judged`, `advantage`: see ReasonUse."""
 
     engine_steps: int = 0
     judged: int = 0
@@ -36,7 +36,7 @@ class ReasonTotals:
 
     @property
     def mean_advantage(self) -> float | None:
-        """Predicted speed of the best drafts beside plain decoding, over the steps of which it was predicted."""
+        """The mean predicted speed of the best drafts relative to plain decoding, over the steps with a prediction."""
         return self.advantage / self.judged if self.judged else None
 
     def to_json(self) -> list[float]:
@@ -47,7 +47,7 @@ Reasons = Mapping[str, ReasonTotals]
 
 
 def reasons_of(record: Mapping[str, Any]) -> dict[str, ReasonTotals]:
-    """Reasons of one record of speculation.jsonl; {} where there are none."""
+    """Return the reasons of one record of speculation.jsonl; {} if there are none."""
     found: dict[str, ReasonTotals] = {}
     given = record.get("reasons")
     for name, values in (given if isinstance(given, dict) else {}).items():
@@ -60,7 +60,7 @@ def reasons_of(record: Mapping[str, Any]) -> dict[str, ReasonTotals]:
 
 
 def reasons_over_run(records: Iterable[Mapping[str, Any]]) -> dict[str, ReasonTotals]:
-    """Summed over records of speculation.jsonl."""
+    """Sum the reasons over records of speculation.jsonl."""
     total: dict[str, ReasonTotals] = {}
     for record in records:
         for name, totals in reasons_of(record).items():
@@ -69,29 +69,30 @@ def reasons_over_run(records: Iterable[Mapping[str, Any]]) -> dict[str, ReasonTo
 
 
 def shares(reasons: Reasons) -> dict[str, float]:
-    """Shares of the engine steps that a policy chose for, by reason; the largest first."""
+    """Return the share of each reason in the engine steps that a policy chose for; the largest first."""
     steps = sum(totals.engine_steps for totals in reasons.values())
     most = sorted(reasons.items(), key=lambda item: (-item[1].engine_steps, item[0]))
     return {name: totals.engine_steps / steps for name, totals in most} if steps else {}
 
 
 def metrics(reasons: Reasons) -> dict[str, float]:
-    """Shares of the engine steps: `speculation/reason/plain_is_faster` and the like."""
+    """Return shares of the engine steps: `speculation/reason/plain_is_faster` and similar."""
     return {f"speculation/reason/{slug(name)}": share for name, share in shares(reasons).items()}
 
 
 def slug(reason: str) -> str:
-    """As metrics name it."""
+    """Return the reason's name in metrics."""
     return reason.replace(" ", "_")
 
 
 def off_share(reasons: Reasons) -> float:
-    """Share of the engine steps for which plain decoding was chosen."""
+    """Return the share of engine steps for which plain decoding was chosen."""
     return sum(share for name, share in shares(reasons).items() if name not in _DRAFTED)
 
 
 def off_text(reasons: Reasons) -> str:
-    """`off in 62 % of steps: plain decoding was faster 45 % (drafts predicted at 0.93x), ...`; empty: never off."""
+    """Return `off in 62 % of steps: plain decoding was faster 45 % (drafts predicted at 0.93x), ...`; empty if never
+    off."""
     off = {name: share for name, share in shares(reasons).items() if name not in _DRAFTED}
     whole = sum(off.values())
     if not whole:

@@ -1,4 +1,4 @@
-"""What a run reports about itself. Plain data; written by the training loop, read by files, views and reports."""
+"""Records of a run. Plain data; written by the training loop, read by files, views and reports."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,18 +33,18 @@ class StepRecord:
 
     step: int
     metrics: Mapping[str, float]  # "reward/mean", "tokens_per_s", ...; see docs/reference/metrics.md
-    seconds: Mapping[str, float]  # per phase (PHASES) and "step", the whole
-    lengths: Sequence[int] = ()  # response lengths in tokens; gives length/* where metrics lack them
-    # (version of the weights, tokens that they sampled) of each response; empty: all are the step's own
+    seconds: Mapping[str, float]  # per phase (PHASES) and "step", the total
+    lengths: Sequence[int] = ()  # response lengths in tokens; gives length/* if metrics lack them
+    # (weights version, tokens sampled with it) of each response; empty: all are of the step's own version
     versions: Sequence[Sequence[tuple[int, int]]] = ()
     speculation: StepSpeculation | None = None  # gives speculation/* and speculation.jsonl; None: it is off
-    rollouts_per_prompt: Sequence[int] = ()  # asked for, by prompt; gives budget.jsonl; empty: no budget, no abort
+    rollouts_per_prompt: Sequence[int] = ()  # requested, by prompt; gives budget.jsonl; empty: no budget, no abort
     drafter: StepDrafter | None = None  # gives drafter/* and drafter.jsonl; None: no drafter is trained
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """`actor` did `kind` (SPAN_KINDS) from start_s to end_s, seconds since the epoch, on behalf of RL step `step`."""
+    """A span: `actor` did `kind` (SPAN_KINDS) from start_s to end_s, in seconds since the epoch, for RL step `step`."""
 
     actor: str
     kind: str
@@ -55,7 +55,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """A graded response as people read it."""
+    """A graded response in readable form."""
 
     prompt: str
     response: str
@@ -64,24 +64,24 @@ class Sample:
     finish_reason: str
     answer: str = ""
     parts: Mapping[str, float] = field(default_factory=dict)  # reward by term
-    notes: Sequence[str] = ()  # why it scored what it scored: "math: no answer in the response"
+    notes: Sequence[str] = ()  # reasons for the score: "math: no answer in the response"
     error: str | None = None  # why grading failed
     uid: str = ""  # of the prompt: data.id_field, else set and record number
-    set: str = ""  # the held-out set; empty: of training
-    version: int | None = None  # of the weights that sampled it: the RL steps that had been done
-    turns: Sequence[Said] = ()  # of an episode, behind the prompt; `response` is what the model said of it
-    asked: str = ""  # of `prompt`, what the record asks: without template and system prompt
-    sample: int | None = None  # of an evaluation: which response to the prompt, from 0; equal ones have equal noise
+    set: str = ""  # the held-out set; empty: a training response
+    version: int | None = None  # of the weights that sampled it: number of RL steps done
+    turns: Sequence[Said] = ()  # of an episode, after the prompt; `response` is the model's part of it
+    asked: str = ""  # the record's question within `prompt`: no template or system prompt
+    sample: int | None = None  # of an evaluation: index of the response to its prompt; equal ones have equal noise
 
 
 def evenly(values: Sequence[T], count: int) -> list[T]:
-    """At most `count` of them, from the first to the last."""
+    """Return at most `count` values, evenly spread from the first to the last."""
     count = min(count, len(values))
     return [values[round(i * (len(values) - 1) / max(count - 1, 1))] for i in range(count)]
 
 
 def length_metrics(lengths: Sequence[int]) -> dict[str, float]:
-    """length/mean, p50, p90, p99 and max of response lengths, tokens. Empty for no lengths."""
+    """Return length/mean, p50, p90, p99 and max of response lengths, in tokens. Empty without lengths."""
     if len(lengths) == 0:
         return {}
     values = np.asarray(lengths, dtype=np.float64)

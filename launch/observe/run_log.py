@@ -1,5 +1,6 @@
-"""run.log: what the driver says, as lines of text with a time, whatever the terminal shows. Written line by line, so
-that a killed process loses nothing; warnings of any library in the driver are among them.
+"""run.log: the driver's messages as lines of text with a time, independent of the terminal.
+
+Written line by line, so that a killed process loses nothing. Includes warnings of all libraries in the driver.
 """
 
 import logging
@@ -11,7 +12,7 @@ _FORMAT = "%Y-%m-%d %H:%M:%S"
 
 
 class RunLog(logging.Handler):
-    """Also a handler of the root logger, from its making to `close`."""
+    """The log file. Also a handler of the root logger, until `close`."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(logging.WARNING)

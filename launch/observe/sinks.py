@@ -1,4 +1,6 @@
-"""Where scalars go beside the files: TensorBoard, Ray metrics, Weights & Biases. Each imports its library when made."""
+"""Destinations of scalars besides the files: TensorBoard, Ray metrics, Weights & Biases. Each imports its library
+lazily.
+"""
 
 import json
 import math
@@ -15,8 +17,8 @@ from launch.errors import PacelineError
 
 
 class TensorBoardSink:
-    """Event files without torch's or TensorFlow's writer: scalars, responses as texts, and the configuration as
-    hyperparameters, so that runs can be compared. On resume, later steps of older files are purged."""
+    """Event files without torch's or TensorFlow's writer. They hold scalars, responses as texts, and the configuration
+    as hyperparameters for comparing runs. On resume, later steps of older files are purged."""
 
     def __init__(self, folder: Path, config: Config, *, first_step: int) -> None:
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
@@ -56,7 +58,7 @@ class TensorBoardSink:
 
 
 def hyperparameters(options: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, bool | float | str]]:
-    """Dotted keys and values that TensorBoard takes; what is unset is left out."""
+    """Yield dotted keys and values that TensorBoard accepts; unset values are left out."""
     for name, value in options.items():
         if isinstance(value, dict):
             yield from hyperparameters(value, f"{prefix}{name}.")
@@ -67,10 +69,10 @@ def hyperparameters(options: Mapping[str, Any], prefix: str = "") -> Iterator[tu
 
 
 class RaySink:
-    """Gauges `paceline_<metric>` with the tag `run`: Ray exports them to Prometheus as `ray_paceline_<metric>`, and
-    grafana.json, beside this file, draws them.
+    """Gauges `paceline_<metric>` with the tag `run`. Ray exports them to Prometheus as `ray_paceline_<metric>`, and
+    grafana.json, in this folder, draws them.
 
-    Silent while Ray is not up; it may come and go during the life of a sink.
+    Silent while Ray is not up; Ray may start and stop during the life of a sink.
     """
 
     def __init__(self, run: str) -> None:
@@ -81,8 +83,8 @@ class RaySink:
         self.set({"rl_step": float(step), **values})
 
     def set(self, values: Mapping[str, float], **tags: str) -> None:
-        """Values of this moment, with further tags beside `run`; a name has the same tags every time."""
-        ray = sys.modules.get("ray")  # importing it takes a second; if nobody has, it is not initialised
+        """Set current values, with further tags besides `run`. A name must have the same tags every time."""
+        ray = sys.modules.get("ray")  # importing it takes a second; if it is not imported, it is not initialised
         if ray is None or not ray.is_initialized():
             return
         from ray.util.metrics import Gauge
@@ -96,15 +98,15 @@ class RaySink:
             self._gauges[name].set(value, tags={"run": self._run, **tags})
 
     def texts(self, step: int, name: str, texts: Sequence[str]) -> None:
-        """Gauges are numbers."""
+        """Do nothing, since gauges are numbers."""
 
     def close(self) -> None:
         self._gauges.clear()
 
 
 class WandbSink:
-    """One W&B run per run folder; resuming continues it. A later run of the same name, in a folder of its own, is a run
-    of its own."""
+    """One W&B run per run folder; resuming continues it. A later run of the same name, in another folder, is a separate
+    W&B run."""
 
     def __init__(self, run_dir: Path, config: Config) -> None:
         try:
@@ -125,7 +127,7 @@ class WandbSink:
                 dir=str(run_dir),
                 config=config.model_dump(mode="json"),
             )
-        except Exception as error:  # its own classes, by what failed: no key, no network, no such project
+        except Exception as error:  # its own classes, for a missing key, network or project
             raise PacelineError(
                 f"W&B cannot be used: {error}",
                 remedy="run `wandb login`, set WANDB_MODE=offline, or unset observe.wandb_project",
@@ -135,17 +137,17 @@ class WandbSink:
         self._run.log(dict(values), step=step)
 
     def texts(self, step: int, name: str, texts: Sequence[str]) -> None:
-        """Not sent: a table of texts costs more than it shows; they are in the report."""
+        """Do nothing: a table of texts costs more than it shows. The report has the texts."""
 
     def close(self) -> None:
         self._run.finish()
 
 
-Sink = TensorBoardSink | RaySink | WandbSink  # steps come in ascending order, from one thread at a time
+Sink = TensorBoardSink | RaySink | WandbSink  # steps arrive in ascending order, from one thread at a time
 
 
 def open_sinks(run_dir: Path, config: Config, *, first_step: int) -> list[Sink]:
-    """The sinks that the configuration asks for. `first_step`: the first that will be written."""
+    """Open the sinks that the configuration asks for. `first_step`: the first that will be written."""
     sinks: list[Sink] = []
     if config.observe.wandb_project is not None:
         sinks.append(WandbSink(run_dir, config))

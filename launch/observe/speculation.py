@@ -1,4 +1,4 @@
-"""What speculation brought, from engine windows to numbers for people: per RL step and over a run.
+"""Results of speculation, from engine windows to numbers for people: per RL step and over a run.
 
 Owns the record of speculation.jsonl and the metrics `speculation/*`. Pure: no files, no clock.
 """
@@ -15,9 +15,9 @@ from contracts.rollout import DraftCounts, EngineWindow
 from launch.observe import reasons
 from launch.observe.reasons import Reasons, ReasonTotals
 
-PLAIN = "plain"  # plain decoding, as a strategy and instead of a drafter
+PLAIN = "plain"  # plain decoding, as a strategy and in place of a drafter
 MAX_POINTS = 4000  # of the traces of one RL step, all workers together
-MAX_PROMPTS = 512  # in one record; those that were drafted for most
+MAX_PROMPTS = 512  # in one record; those with the most drafted tokens
 Item = TypeVar("Item")
 
 _SECONDS = ("seconds", "draft_s", "saved_s", "expected_s", "measured_s", "missed_s")
@@ -35,7 +35,7 @@ class StepSpeculation:
     reasons: Reasons = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Trace points as [ms since origin_s, running, index in `drafters`]."""
+        """Return the JSON record. Trace points are [ms since origin_s, running, index in `drafters`]."""
         drafters = sorted({drafter for points in self.traces.values() for _, _, drafter in points})
         origin_s = min((points[0][0] for points in self.traces.values() if points), default=0.0)
         index = {drafter: i for i, drafter in enumerate(drafters)}
@@ -58,7 +58,8 @@ class StepSpeculation:
         }
 
     def metrics(self) -> dict[str, float]:
-        """Scalars `speculation/*` and `engine/steps`; what has no value (nothing was drafted) is left out."""
+        """Return scalars `speculation/*` and `engine/steps`. Those without a value (nothing was drafted)
+        are left out."""
         engine_steps = sum(totals.engine_steps for totals in self.strategies.values())
         drafters = by_drafter(self.strategies)
         speculated, whole = speculating(self.strategies), summed(self.strategies.values())
@@ -113,7 +114,7 @@ class SpeculationMeter:
             self._end_s[worker] = window.end_s
 
     def take(self, requests: Sequence[tuple[int, int]] = ()) -> StepSpeculation:
-        """Everything since `begin`; begins anew."""
+        """Return everything since `begin`, and begin anew."""
         share = MAX_POINTS // max(len(self._traces), 1)
         closed = {worker: _closed(points, self._end_s[worker]) for worker, points in self._traces.items()}
         traces = {worker: thinned(points, share) for worker, points in closed.items()}
@@ -126,14 +127,14 @@ class SpeculationMeter:
 
 
 def drafter_of(strategy: str) -> str:
-    """`suffix:8` -> `suffix`; `plain` is `plain`."""
+    """Return the drafter of a strategy: `suffix:8` -> `suffix`; `plain` stays `plain`."""
     return strategy.partition(":")[0]
 
 
 def plausible(counts: DraftCounts) -> DraftCounts:
-    """With `saved_s` as far as it can be true: where nothing was accepted nothing was saved. Engines bound it by each
-    step's tokens (`actors.engine.batch.telemetry`): the mean accept length here is of requests, and the seconds are
-    most of steps with few of them, whose accept length is another."""
+    """Bound `saved_s` by what is possible: without accepted drafts nothing was saved. Engines apply a finer bound per
+    step (`actors.engine.batch.telemetry`). It cannot be done here: the mean accept length here is over requests, while
+    most seconds are of steps with few requests, whose accept length differs."""
     return counts if counts.accepted else replace(counts, saved_s=min(counts.saved_s, 0.0))
 
 
@@ -151,7 +152,7 @@ def _json(counts: DraftCounts) -> dict[str, Any]:
 
 
 def by_drafter(strategies: Mapping[str, DraftCounts]) -> dict[str, DraftCounts]:
-    """Summed over each drafter's strategies; PLAIN among them."""
+    """Sum over each drafter's strategies, including PLAIN."""
     found: defaultdict[str, DraftCounts] = defaultdict(DraftCounts)
     for strategy, totals in strategies.items():
         found[drafter_of(strategy)].add(totals)
@@ -159,7 +160,7 @@ def by_drafter(strategies: Mapping[str, DraftCounts]) -> dict[str, DraftCounts]:
 
 
 def speculating(strategies: Mapping[str, DraftCounts]) -> DraftCounts:
-    """Summed over all strategies that draft."""
+    """Sum over all strategies that draft."""
     return summed(totals for strategy, totals in strategies.items() if strategy != PLAIN)
 
 
@@ -172,7 +173,7 @@ def summed(parts: Iterable[DraftCounts]) -> DraftCounts:
 
 
 def over_run(records: Iterable[Mapping[str, Any]]) -> dict[str, DraftCounts]:
-    """By strategy, summed over records of speculation.jsonl; what is not one is left out."""
+    """Sum by strategy over records of speculation.jsonl; foreign records are left out."""
     total: defaultdict[str, DraftCounts] = defaultdict(DraftCounts)
     for record in records:
         for strategy, totals in strategies_of(record).items():
@@ -181,7 +182,7 @@ def over_run(records: Iterable[Mapping[str, Any]]) -> dict[str, DraftCounts]:
 
 
 def strategies_of(record: Mapping[str, Any]) -> dict[str, DraftCounts]:
-    """The strategies of one record of speculation.jsonl."""
+    """Return the strategies of one record of speculation.jsonl."""
     strategies = record.get("strategies")
     found = {}
     for name, values in (strategies if isinstance(strategies, dict) else {}).items():
@@ -194,7 +195,7 @@ def strategies_of(record: Mapping[str, Any]) -> dict[str, DraftCounts]:
 
 
 def traces_of(record: Mapping[str, Any]) -> dict[str, list[Point]]:
-    """The traces of one record of speculation.jsonl, times in seconds since the epoch."""
+    """Return the traces of one record of speculation.jsonl, times in seconds since the epoch."""
     try:
         origin_s, drafters = float(record["origin_s"]), record["drafters"]
         return {
@@ -206,7 +207,7 @@ def traces_of(record: Mapping[str, Any]) -> dict[str, list[Point]]:
 
 
 def prompts_over_run(records: Iterable[Mapping[str, Any]]) -> dict[int, tuple[int, int]]:
-    """(drafted, accepted) by prompt id, summed over records of speculation.jsonl; what is not one is left out."""
+    """Sum (drafted, accepted) by prompt id over records of speculation.jsonl; foreign records are left out."""
     drafted, accepted = Counter[int](), Counter[int]()
     for record in records:
         try:
@@ -229,14 +230,14 @@ def _named(drafter: str) -> str:
 
 
 def _closed(points: list[Point], end_s: float) -> list[Point]:
-    """With an end: a worker that was lost leaves its last point open."""
+    """Close the trace: a lost worker leaves its last point open."""
     if not points or points[-1][1] == 0:
         return points
     return [*points, (max(end_s, points[-1][0]), 0, points[-1][2])]
 
 
 def thinned(items: Sequence[Item], most: int) -> Sequence[Item]:
-    """At most `most` of them (never fewer than two), evenly picked, the first and the last among them."""
+    """Pick at most `most` items (never fewer than two) evenly, including the first and the last."""
     if len(items) <= most:
         return items
     step = (len(items) - 1) / (max(most, 2) - 1)

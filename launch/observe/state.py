@@ -1,4 +1,4 @@
-"""What is known about the run right now: fed by the Observer, drawn by the live view. No I/O, no clock, no locks."""
+"""The known state of the run: updated by the Observer, drawn by the live view. No I/O, no clock, no locks."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -19,16 +19,16 @@ class WorkerState:
 
 @dataclass(slots=True, kw_only=True)
 class RunState:
-    """Mutable; the Observer's lock guards it."""
+    """Mutable state, guarded by the Observer's lock."""
 
     name: str
     steps: int
     started_s: float
-    precision: str = ""  # of low-bit rollouts; empty: they are in model.dtype
+    precision: str = ""  # of low-bit rollouts; empty: rollouts are in model.dtype
     step: int = 0  # last complete RL step
     phase: str = "starting"
     phase_since_s: float = 0.0
-    stopping: str = ""  # the signal that asked for it
+    stopping: str = ""  # the signal that requested it
     done: int = 0  # of the phase's units, e.g. finished rollouts
     total: int = 0
     rewards: deque[float] = field(default_factory=partial(deque, maxlen=40))
@@ -45,7 +45,7 @@ class RunState:
         self.step = max(self.step, record.step)
         self.metrics = dict(
             metrics
-        )  # a step that trained no group has no entropy: the one before it says nothing of it
+        )  # a step that trained no group has no entropy, and that of an older step would mislead
         self.seconds = dict(record.seconds)
         if "reward/mean" in metrics:
             self.rewards.append(metrics["reward/mean"])
@@ -66,12 +66,13 @@ class RunState:
         self.phase, self.done, self.total = phase, done, total
 
     def phase_left_s(self, now_s: float) -> float | None:
-        """Seconds left of a phase whose units take equal time (a rollout's do not: its end belongs to the longest)."""
+        """Return the seconds left of a phase with units of equal time. A rollout has none: its longest response
+        decides."""
         if self.phase not in STEADY or not 0 < self.done < self.total:
             return None
         return (now_s - self.phase_since_s) / self.done * (self.total - self.done)
 
     @property
     def eta_s(self) -> float | None:
-        """Median of the last ten steps times the steps that are left; None before the first step."""
+        """Return the median of the last ten steps times the remaining steps; None before the first step."""
         return median(self._step_s) * (self.steps - self.step) if self._step_s else None

@@ -1,10 +1,11 @@
-"""Signs that a run learns nothing, or spends more than its token budget, each with its likely cause and what to do.
-Pure: from the metrics of RL steps, in order; the same rules serve the run while it goes on (`Watch`) and its summary
+"""Signs that a run does not learn, or exceeds its token budget, each with its likely cause and a remedy.
+
+Pure: from the metrics of RL steps, in order. The same rules serve a run in progress (`Watch`) and its summary
 (`symptoms`).
 
 Never stops a run. A rule waits until chance is no explanation: PATIENCE_STEPS steps in a row with enough groups or
-responses in them, or a trend over the whole run. A run that is over is judged by what it has. Only `no_reward` does not
-wait, for it says what is so: nothing was rewarded yet.
+responses in them, or a trend over the whole run. A finished run is judged by what it has. Only `no_reward` does not
+wait, since it only states a fact: nothing was rewarded yet.
 """
 
 import math
@@ -20,20 +21,20 @@ from launch.observe.records import Sample
 from policies.drafter.silence import Silence
 
 PATIENCE_STEPS = 3
-MIN_GROUPS = 32  # where one group in four differs, so many in a row without one have a chance of 1e-4
+MIN_GROUPS = 32  # if one group in four has different rewards, so many without one have a chance of 1e-4
 MIN_RESPONSES = 64
-BUDGET_STEPS = 8  # a budget may be exceeded for so long by chance: prompts differ in length
-MOSTLY = 0.9  # of the responses were cut
-FEW_STEPS = 8  # looked back on for what becomes rare
-FEW = 0.25  # of the groups, or of the entropy at the start
-FIRST_GROUPS = 8  # with no reward at all
-TREND_STEPS = 40  # the trend is looked at after so many steps, and whenever their number has doubled
-TREND_ERRORS = 1.0  # a rise below so many standard errors is none
+BUDGET_STEPS = 8  # a budget may be exceeded by chance for fewer steps: prompts differ in length
+MOSTLY = 0.9  # share of truncated responses
+FEW_STEPS = 8  # steps examined for what becomes rare
+FEW = 0.25  # share of the groups, or of the initial entropy
+FIRST_GROUPS = 8  # groups without any reward
+TREND_STEPS = 40  # the trend is tested after this many steps, and at each doubling of their number
+TREND_ERRORS = 1.0  # a rise below this many standard errors does not count
 NO_REWARD = "no_reward"
 _SHOWN = 160  # characters of a response
 _LOOK = "look at some responses in samples.jsonl or the report"
 
-READ = frozenset(  # of a step's hundreds of metrics; a run may have many thousand steps
+READ = frozenset(  # the metrics read, of hundreds per step; a run may have many thousand steps
     (
         *("entropy", "lr", "reward/mean", "reward/std", "rollouts/truncated", "rollouts/truncated_share"),
         *("groups/total", "groups/ungraded", "groups/varied", "budget/planned_tokens", "budget/tokens"),
@@ -45,7 +46,7 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Symptom:
-    """`kind` is the kind of its event."""
+    """One sign. `kind` is the kind of its event."""
 
     kind: str
     message: str
@@ -56,18 +57,19 @@ class Symptom:
 
 
 class Watch:
-    """Tells each kind of symptom once. Feed it every RL step's metrics, in order."""
+    """Reports each kind of symptom once. Pass it every RL step's metrics, in order."""
 
     def __init__(self) -> None:
         self._rows: list[Row] = []
         self._told: set[str] = set()
 
     def recall(self, row: Row) -> None:
-        """A step of an earlier part of the run: counts, but is not judged."""
+        """Add a step of an earlier part of the run: it counts, but is not judged."""
         self._rows.append({name: row[name] for name in READ if name in row})
 
     def take(self, row: Row, example: str = "") -> list[Symptom]:
-        """What this step makes certain and was not told yet. `example`: of its responses, where none was rewarded."""
+        """Add a step and return the new symptoms that it makes certain. `example`: from its responses, if none was
+        rewarded."""
         self.recall(row)
         found = [symptom for symptom in symptoms(self._rows) if symptom.kind not in self._told]
         self._told |= {symptom.kind for symptom in found}
@@ -78,7 +80,7 @@ class Watch:
 
 
 def example(samples: Sequence[Sample]) -> str:
-    """What most of these responses lack, by the reward's notes, and one of them. Empty where one was rewarded."""
+    """Describe what most of these responses lack, by the reward's notes, and quote one. Empty if one was rewarded."""
     if not samples or any(sample.reward != 0 for sample in samples):
         return ""
     notes = Counter(note for sample in samples for note in sample.notes)
@@ -89,17 +91,17 @@ def example(samples: Sequence[Sample]) -> str:
 
 
 def symptoms(rows: Sequence[Row], *, over: bool = False) -> list[Symptom]:
-    """What is wrong at the end of `rows`, the metrics of a run's RL steps. over: no more steps will come."""
+    """Return the symptoms at the end of `rows`, the metrics of a run's RL steps. over: no more steps will come."""
     no_signal = _no_signal(rows, over) or _little_signal(rows)
     found = [no_signal or _no_reward(rows), _truncated(rows, over)]
-    if no_signal is None:  # where nothing is learned, a flat reward is no news
+    if no_signal is None:  # where nothing is learned, a flat reward is expected
         found.append(_flat_reward(rows, over))
     found.append(_over_budget(rows))
     return [symptom for symptom in found if symptom is not None]
 
 
 def silent(silence: Silence, config: Config) -> Symptom:
-    """What is said of a drafter that is never right any more, with its likely cause."""
+    """Describe a drafter whose drafts are not accepted any more, with the likely cause."""
     path = weights_path(silence.drafter, config.rollout.speculation)
     what = f"{silence.drafter}{f' ({path})' if path else ''}"
     if silence.kind == "fallen":
@@ -122,7 +124,7 @@ def silent(silence: Silence, config: Config) -> Symptom:
 
 
 def _no_reward(rows: Sequence[Row]) -> Symptom | None:
-    """Not one response was worth anything since the run began."""
+    """No response has had any reward since the run began."""
     if not all(row.get("reward/mean") == 0 == row.get("reward/std") for row in rows):
         return None
     if math.fsum(_number(row, "groups/total") - _number(row, "groups/ungraded") for row in rows) < FIRST_GROUPS:
@@ -196,7 +198,7 @@ def _little_signal(rows: Sequence[Row]) -> Symptom | None:
 
 
 def _entropy(rows: Sequence[Row]) -> float | None:
-    """Mean of the steps that trained; None if none did."""
+    """Return the mean over the steps that trained; None if none did."""
     found = [_number(row, "entropy") for row in rows if _is_number(row.get("entropy"))]
     return math.fsum(found) / len(found) if found else None
 
@@ -218,7 +220,7 @@ def _truncated(rows: Sequence[Row], over: bool) -> Symptom | None:
 
 
 def _flat_reward(rows: Sequence[Row], over: bool) -> Symptom | None:
-    """The reward's trend over the whole run does not stand out of its noise."""
+    """The reward's trend over the whole run does not exceed its noise."""
     rewards = [_number(row, "reward/mean") for row in rows if _is_number(row.get("reward/mean"))]
     looked_at = len(rewards) / TREND_STEPS
     if looked_at < 1 or not (over or math.log2(looked_at).is_integer()):
@@ -261,7 +263,8 @@ def _exceeds_budget(row: Row) -> bool:
 
 
 def trend(values: Sequence[float]) -> tuple[float, float]:
-    """Rise of the least-squares line from the first value to the last, and its standard error. At least 3 values."""
+    """Return the rise of the least-squares line from the first value to the last, and its standard error. Needs at
+    least 3 values."""
     n = len(values)
     middle, mean = (n - 1) / 2, math.fsum(values) / n
     spread = math.fsum((i - middle) ** 2 for i in range(n))

@@ -1,4 +1,6 @@
-"""Spans: joined while they arrive, exported as a Chrome trace (Perfetto, chrome://tracing). No clock of its own."""
+"""Spans of the timeline: joined as they arrive, exported as a Chrome trace (Perfetto, chrome://tracing).
+Has no clock.
+"""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -18,15 +20,15 @@ JOIN_GAP_S = 0.05
 class SpanJoiner:
     """Joins spans that continue each other (same actor, kind and step, gap at most JOIN_GAP_S).
 
-    Engines report a window every 0.2 s; what people want to see is how long a worker decoded. At most one span per
-    actor is held back.
+    Engines report a window every 0.2 s, but readers need the total decode time of a worker. At most one span per actor
+    is held back.
     """
 
     def __init__(self) -> None:
         self._joiner: Joiner[str, tuple[str, int]] = Joiner(JOIN_GAP_S)
 
     def add(self, span: Span) -> Span | None:
-        """Take a span; returns the actor's previous one if this span does not continue it."""
+        """Take a span. Returns the actor's previous one if this span does not continue it."""
         over = self._joiner.add(span.actor, (span.kind, span.step), span.start_s, span.end_s)
         return None if over is None else _span(span.actor, over)
 
@@ -50,7 +52,7 @@ def to_json(span: Span) -> dict[str, Any]:
 
 
 def read_spans(path: Path) -> list[Span]:
-    """Spans of a timeline.jsonl in order of their start; records that are not spans are left out."""
+    """Return the spans of a timeline.jsonl in order of their start; foreign records are left out."""
     spans = []
     for record in read(path):
         try:
@@ -63,8 +65,8 @@ def read_spans(path: Path) -> list[Span]:
 
 
 def chrome_trace(spans: Iterable[Span], traces: Iterable[Mapping[str, list[Point]]] = ()) -> dict[str, Any]:
-    """Trace Event Format: complete events ("X", microseconds since the first span), one named track per actor, and
-    from speculation's traces a counter per worker and drafter: the requests that run with it."""
+    """Build a trace in the Trace Event Format: complete events ("X", microseconds since the first span) with one named
+    track per actor. Speculation's traces add a counter per worker and drafter: the running requests that use it."""
     spans = list(spans)
     origin_s = min((span.start_s for span in spans), default=0.0)
     tracks = {actor: index for index, actor in enumerate(sorted({span.actor for span in spans}))}

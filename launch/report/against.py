@@ -1,4 +1,4 @@
-"""The section of a report that has another run beside the run: numbers, differing keys, and the other's curves."""
+"""The report's section that compares with another run: numbers, differing keys, and the other run's curves."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -28,12 +28,12 @@ _NEVER = ("run.name", "run.dir")
 
 
 def against_data(run_dir: Path, other: Path) -> dict[str, Any]:
-    """What the charts draw of the other run."""
+    """Return the chart data of the other run."""
     return {"name": _names(run_dir, other)[1], **run_series(read(other / "metrics.jsonl"))}
 
 
 def _names(run_dir: Path, other: Path) -> tuple[str, str]:
-    """What the two are called: by their names, else by their folders."""
+    """Return labels of the two runs: their names, else their folders."""
     one, two = summarise(run_dir).name, summarise(other).name
     if one != two:
         return one, two
@@ -41,7 +41,7 @@ def _names(run_dir: Path, other: Path) -> tuple[str, str]:
 
 
 def against_tables(run_dir: Path, other: Path) -> str:
-    """Both runs' numbers beside each other, and the keys that they do not share."""
+    """Render both runs' numbers side by side, and the keys that differ."""
     one, two = summarise(run_dir), summarise(other)
     rows = [
         (what, number_cell(a), number_cell(b), number_cell(_difference(a, b), signed=True))
@@ -90,7 +90,7 @@ def _difference(one: float | None, two: float | None) -> float | None:
 
 
 def differing_keys(run_dir: Path, other: Path) -> list[tuple[str, str, str]]:
-    """(key, value here, value there) of every key with two values; "-" where a run's version has no such key."""
+    """Return (key, value here, value there) of every differing key; "-" if a run's version lacks the key."""
     mine, theirs = _keys(run_dir), _keys(other)
     return [
         (key, mine.get(key, "-"), theirs.get(key, "-"))

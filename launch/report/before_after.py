@@ -1,7 +1,7 @@
-"""The same held-out prompts at a run's first evaluation and at its last: what the model answered, and its reward.
+"""Compare responses and rewards of the same held-out prompts at a run's first evaluation and at its last.
 
-Every evaluation keeps the first response to the same prompts in eval_samples.jsonl (Observer.samples), and the mean
-reward of every prompt in eval_prompts.jsonl, of which the counts are.
+Every evaluation keeps the first response to the same prompts in eval_samples.jsonl (Observer.samples). The counts come
+from every prompt's mean reward in eval_prompts.jsonl.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,17 +13,17 @@ from rich.text import Text
 from launch.report.tables import text_table
 
 SHOWN = 3  # prompts
-MOST_CHARACTERS = 400  # of a prompt or a response that is kept
+MOST_CHARACTERS = 400  # kept of a prompt or a response
 GAP = " ... "
-_WIDEST, _PROMPT_SHARE, _NARROWEST = 100, 1 / 3, 12  # characters of a line; a prompt's share, at most; of a response
+_WIDEST, _PROMPT_SHARE, _NARROWEST = 100, 1 / 3, 12  # of a line; of a prompt, at most; of a response
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
-    """One prompt. Texts are on one line, and shortened to MOST_CHARACTERS."""
+    """One prompt. Texts are on one line and shortened to MOST_CHARACTERS."""
 
     prompt: str
-    before: str  # the response; empty: there was no text
+    before: str  # the response; empty: it had no text
     reward_before: float
     after: str
     reward_after: float
@@ -42,8 +42,8 @@ class BeforeAfter:
 
 
 def before_after(samples: Sequence[Mapping[str, Any]], prompts: Sequence[Mapping[str, Any]]) -> BeforeAfter | None:
-    """From the records of eval_samples.jsonl and eval_prompts.jsonl. None: no two evaluations, or no prompt whose first
-    response both of them kept."""
+    """Compare the records of eval_samples.jsonl and eval_prompts.jsonl. None without two evaluations, or without a
+    prompt whose first response both kept."""
     rewards = _by_step(prompts)
     kept = _by_step([sample for sample in samples if sample.get("sample") == 0])
     if len(rewards) < 2 or not {min(rewards), max(rewards)} <= kept.keys():
@@ -72,7 +72,7 @@ def before_after(samples: Sequence[Mapping[str, Any]], prompts: Sequence[Mapping
 
 
 def _by_step(records: Sequence[Mapping[str, Any]]) -> dict[int, dict[tuple[str, str], Mapping[str, Any]]]:
-    """By step, and by set and prompt, in their order; those without a reward are left out."""
+    """Group records by step, and by set and prompt, in order; those without a reward are left out."""
     found: dict[int, dict[tuple[str, str], Mapping[str, Any]]] = {}
     for record in records:
         if isinstance(record.get("reward"), int | float):
@@ -92,7 +92,7 @@ def _example(before: Mapping[str, Any], after: Mapping[str, Any]) -> Example:
 
 
 def shortened(text: str, width: int) -> str:
-    """On one line of at most `width` characters (6 or more): its beginning and its end, where answers are."""
+    """Shorten to one line of at most `width` characters (6 or more): beginning and end, where answers are."""
     text = " ".join(text.split())
     if len(text) <= width:
         return text
@@ -101,20 +101,20 @@ def shortened(text: str, width: int) -> str:
 
 
 def said(found: BeforeAfter) -> str:
-    """`before and after 24 RL steps: 5 of 8 held-out prompts got better, 1 worse`."""
+    """Return `before and after 24 RL steps: 5 of 8 held-out prompts got better, 1 worse`."""
     steps = found.last_step - found.first_step
     return f"before and after {steps} RL step{'s' * (steps != 1)}: {counts(found)}"
 
 
 def counts(found: BeforeAfter) -> str:
-    """`5 of 8 held-out prompts got better, 1 worse`."""
+    """Return `5 of 8 held-out prompts got better, 1 worse`."""
     prompts = f"prompt{'s' * (found.prompts != 1)}"
     return f"{found.better} of {found.prompts} held-out {prompts} got better, {found.worse} worse"
 
 
 def before_after_lines(found: BeforeAfter, width: int, names: tuple[str, str] = ("before", "after")) -> list[Text]:
-    """For a terminal of `width` columns: two lines for each prompt, called `names`, behind it where all prompts are
-    short, else below it."""
+    """Format for a terminal of `width` columns: two lines per prompt, labelled by `names`. They follow the prompt on
+    its line if all prompts are short, else stand below it."""
     width = min(width, _WIDEST)
     prompts = [shortened(example.prompt, width) for example in found.examples]
     beside = max(map(len, prompts)) <= width * _PROMPT_SHARE
@@ -142,7 +142,7 @@ def before_after_lines(found: BeforeAfter, width: int, names: tuple[str, str] = 
 
 
 def before_after_html(found: BeforeAfter) -> str:
-    """A table for the report; escaped."""
+    """Render a table for the report; escaped."""
     heads = ("Prompt", "Before", "Reward#", f"After {found.last_step} RL steps", "Reward#")
     rows = [
         (e.prompt, e.before or "(empty)", f"{e.reward_before:.3g}", e.after or "(empty)", f"{e.reward_after:.3g}")

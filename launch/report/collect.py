@@ -1,4 +1,4 @@
-"""The numbers behind the report's charts, from the files of a run folder. Reads files; knows nothing of HTML."""
+"""The data of the report's charts, from the files of a run folder. Reads files; has no HTML."""
 
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
@@ -14,13 +14,13 @@ from launch.report.speculation import speculation_data
 from launch.report.summary import eval_points, step_rows
 from launch.report.token_budget import token_budget_data
 
-BREAK_SHARE = 0.05  # of the time in which something happened; a longer pause of everything is drawn as a break
-MAX_SPANS = 60_000  # more make the page slow; the shortest are left out, and the page says so
+BREAK_SHARE = 0.05  # of the active time; a longer pause of all actors is drawn as a break
+MAX_SPANS = 60_000  # more make the page slow; the shortest are left out, which the page reports
 BINS = 24
 
 
 def chart_data(run_dir: Path) -> dict[str, Any]:
-    """Everything the charts draw, ready for JSON: column-wise series, evaluations, phases, lengths, timeline."""
+    """Return all chart data, ready for JSON: column-wise series, evaluations, phases, lengths, timeline."""
     rows = read(run_dir / "metrics.jsonl")
     steps = step_rows(rows)
     spans, speculation = read_spans(run_dir / "timeline.jsonl"), read(run_dir / "speculation.jsonl")
@@ -37,7 +37,7 @@ def chart_data(run_dir: Path) -> dict[str, Any]:
 
 
 def run_series(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Steps, every metric by step, and the held-out rewards, of the rows of metrics.jsonl."""
+    """Return steps, every metric by step, and held-out rewards, from the rows of metrics.jsonl."""
     steps, evals = step_rows(rows), eval_points(rows)
     names = sorted({name for row in steps for name in row if "/" in name or name in _PLAIN} - {"step", "at_s"})
     return {
@@ -51,7 +51,7 @@ _PLAIN = frozenset({"tokens_per_s", "clip_fraction", "entropy", "kl", "kl_old", 
 
 
 def _phases(steps: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Seconds per phase and step; `other` is what is left of the step."""
+    """Return seconds per phase and step; `other` is the rest of the step."""
     columns = {name: [_number(row.get(f"seconds/{name}")) or 0.0 for row in steps] for name in PHASES}
     known = [sum(values) for values in zip(*columns.values(), strict=True)]
     whole = [_number(row.get("seconds/step")) or 0.0 for row in steps]
@@ -60,7 +60,7 @@ def _phases(steps: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _lengths(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Histograms of the response lengths of the first and the last step, over the same bins."""
+    """Return histograms of the response lengths of the first and the last step, over the same bins."""
     rows = sorted((row for row in rows if row.get("lengths")), key=lambda row: int(row["step"]))
     if not rows:
         return None
@@ -79,7 +79,7 @@ def _lengths(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
 
 
 def _timeline(spans: Sequence[Span]) -> dict[str, Any]:
-    """Spans as [actor, kind, start ms, duration ms, step]; actors in natural order, kinds in the legend's."""
+    """Return spans as [actor, kind, start ms, duration ms, step]; actors in natural order, kinds in the legend's."""
     dropped = max(len(spans) - MAX_SPANS, 0)
     shortest_s = sorted(span.end_s - span.start_s for span in spans)[dropped] if dropped else 0.0
     kept = [span for span in spans if span.end_s - span.start_s >= shortest_s]
@@ -111,7 +111,7 @@ def _timeline(spans: Sequence[Span]) -> dict[str, Any]:
 
 
 def _breaks(spans: Sequence[Span]) -> list[tuple[float, float]]:
-    """(end, seconds left out) of each long pause in which no actor did anything: the run was interrupted there."""
+    """Return (end, seconds left out) of each long pause of all actors: the run was interrupted there."""
     gaps: list[tuple[float, float]] = []
     end_s: float | None = None
     for span in sorted(spans, key=attrgetter("start_s")):
@@ -130,7 +130,7 @@ def _breaks(spans: Sequence[Span]) -> list[tuple[float, float]]:
 
 
 def _drawn(breaks: Sequence[tuple[float, float]], origin_s: float) -> list[list[float]]:
-    """[end on the chart's axis, left out], ms."""
+    """Return [end on the chart's axis, left out] in ms."""
     left_out = accumulate(cut for _, cut in breaks)
     return [
         [round((at_s - origin_s - before) * 1000, 1), round(cut * 1000, 1)]
@@ -139,7 +139,7 @@ def _drawn(breaks: Sequence[tuple[float, float]], origin_s: float) -> list[list[
 
 
 def _natural(name: str) -> tuple[str, int]:
-    """rollout-2 before rollout-10."""
+    """Sort key that puts rollout-2 before rollout-10."""
     head = name.rstrip("0123456789")
     return head, int(name[len(head) :] or 0)
 

@@ -1,6 +1,6 @@
-"""The numbers behind the report's section on drafter training. Reads records and spans; knows nothing of HTML.
+"""The data of the report's section on drafter training. Reads records and spans; has no HTML.
 
-The accuracy curve is TLT's Figure 15, with a mark where the target changed; acceptance by position is its Figure 16,
+The accuracy curve is TLT's Figure 15, with a mark where the target changed. Acceptance by position is its Figure 16,
 over RL steps instead of for two drafters.
 """
 
@@ -19,7 +19,7 @@ from launch.observe.speculation import by_drafter, strategies_of
 MAX_POINTS = 600  # of the accuracy curve; more micro-steps are averaged in groups, never across a target update
 MAX_MARKS = 200
 MAX_POSITIONS = 6
-MIN_DRAFTS = 20  # that reach a position in one RL step, for its acceptance to be shown
+MIN_DRAFTS = 20  # drafts that must reach a position in one RL step, for its acceptance to be shown
 WORKER = "rollout-"
 SHARES = ("busy", "training", "idle", "other")
 
@@ -27,7 +27,7 @@ SHARES = ("busy", "training", "idle", "other")
 def drafter_data(
     records: Sequence[Mapping[str, Any]], speculation: Sequence[Mapping[str, Any]], spans: Sequence[Span]
 ) -> dict[str, Any] | None:
-    """Everything the section draws, ready for JSON; None where no drafter was trained."""
+    """Return the section's data, ready for JSON; None if no drafter was trained."""
     records = sorted((record for record in records if isinstance(record.get("step"), int)), key=_step)
     if not records:
         return None
@@ -46,7 +46,8 @@ def drafter_data(
 
 
 def _curve(updates: Sequence[Update]) -> dict[str, Any]:
-    """Over the run's micro-steps, counted from 1. `marks`: [last micro-step before, target version after]."""
+    """Return the curve over the run's micro-steps, counted from 1. `marks`: [last micro-step before, target version
+    after]."""
     size = max(-(-len(updates) // MAX_POINTS), 1)
     columns: dict[str, list[float | None]] = {name: [] for name in ("loss", "accuracy", "top3_accuracy")}
     at: list[int] = []
@@ -72,7 +73,7 @@ def _mean(values: Sequence[tuple[float | None, int]]) -> float | None:
 
 
 def _positions(totals: Sequence[DraftCounts]) -> list[list[float | None]]:
-    """[position][RL step]: share of the drafts that reach a position that were accepted to it."""
+    """Return [position][RL step]: the share accepted at a position, of the drafts that reach it."""
     deepest = min(max((len(total.offered) for total in totals), default=0), MAX_POSITIONS)
     return [[_at(total, position) for total in totals] for position in range(deepest)]
 
@@ -84,9 +85,9 @@ def _at(total: DraftCounts, position: int) -> float | None:
 
 
 def worker_time(spans: Sequence[Span]) -> dict[str, Any]:
-    """Shares of the rollout workers' time by RL step, in percent: SHARES of what their spans cover.
+    """Return shares of the rollout workers' time by RL step, in percent: SHARES of what their spans cover.
 
-    A worker that trains is reported idle by its engine too: training counts, what is left of it is idle.
+    A worker that trains is also reported idle by its engine. Training counts; the rest is idle.
     """
     seconds: defaultdict[int, dict[str, float]] = defaultdict(lambda: dict.fromkeys(SHARES, 0.0))
     training = _merged_training(spans)
@@ -108,7 +109,7 @@ def worker_time(spans: Sequence[Span]) -> dict[str, Any]:
 
 
 def _merged_training(spans: Sequence[Span]) -> defaultdict[str, list[tuple[float, float]]]:
-    """By actor, disjoint and in order."""
+    """Return training intervals by actor, disjoint and in order."""
     found: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
     for span in sorted((s for s in spans if s.kind == TRAIN_SPAN), key=attrgetter("start_s")):
         intervals = found[span.actor]
@@ -124,7 +125,7 @@ def _overlap(intervals: Sequence[tuple[float, float]], span: Span) -> float:
 
 
 def _versions(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Which versions were published and taken back, and how often training gave way to rollouts."""
+    """Return the published and rolled-back versions, and how often training was preempted."""
     counts = [record.get("counts") or {} for record in records]
     levels = [record.get("levels") or {} for record in records]
     return {

@@ -1,6 +1,6 @@
-"""One HTML file about a run: text and tables written here, charts drawn in the browser from embedded data.
+"""The HTML report of a run: text and tables written here, charts drawn in the browser from embedded data.
 
-The file asks nothing of the network: style, scripts and data are inside. Everything that comes from the run is escaped.
+The file needs no network: style, scripts and data are inside. All data of the run is escaped.
 """
 
 import json
@@ -64,7 +64,7 @@ LEARNING_NOTE = (
     "of the step change, and above 0 where long responses are the worse ones. Progress is the reward. Entropy that "
     "falls to 0, or a clipped share or a gradient norm that keeps growing, is a run that breaks."
 )
-BUDGET_CHARTS = (  # name, title, drawn where one of these was recorded
+BUDGET_CHARTS = (  # name, title, metrics of which one must be recorded
     ("tokens", "Tokens of an RL step, spent and planned", ("budget/planned_tokens",)),
     ("variance", "Variance of the estimated gradient, uniform counts being 1", ("budget/variance",)),
     ("thresholds", "Thresholds beside natural lengths, tokens", ("abort/give_up_at", "abort/poll_from")),
@@ -100,12 +100,12 @@ OPTIONAL = (
     "token_budget",
     "speculation",
     "drafter",
-)  # left out where nothing was recorded
+)  # left out if nothing was recorded
 
 
 def write_report(run_dir: Path, output: Path | None = None, against: Path | None = None) -> Path:
-    """Write the report (default run_dir/report.html) and run_dir/trace.json. The run may be incomplete or going on.
-    against: another run's folder, which is shown beside it.
+    """Write the report (default run_dir/report.html) and run_dir/trace.json. The run may be incomplete or in progress.
+    against: another run's folder, for a comparison.
 
     Raises UsageError if a folder holds no run.
     """
@@ -119,7 +119,7 @@ def write_report(run_dir: Path, output: Path | None = None, against: Path | None
 
 
 def render(run_dir: Path, against: Path | None = None) -> str:
-    """The page as text."""
+    """Return the page as text."""
     summary, data = summarise(run_dir), chart_data(run_dir)
     data["against"] = None if against is None else against_data(run_dir, against)
     events = read(run_dir / "events.jsonl")
@@ -151,7 +151,7 @@ def render(run_dir: Path, against: Path | None = None) -> str:
 
 
 def _embed(data: Mapping[str, Any]) -> str:
-    """JSON that cannot end its script element."""
+    """Encode as JSON that cannot end its script element."""
     return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
@@ -171,7 +171,7 @@ def _header(summary: RunSummary, events: Sequence[Mapping[str, Any]], nav: Seque
 
 
 def _warnings(warnings: Sequence[str]) -> str:
-    """Signs that nothing was learned, above everything else."""
+    """Render signs that nothing was learned, above everything else."""
     return "".join(f'<p class="warning"><b>Warning</b> {escape(warning)}</p>' for warning in warnings)
 
 
@@ -203,7 +203,7 @@ def _cards(summary: RunSummary) -> str:
         cards.insert(-2, _drafter_card(summary.drafter))
     if summary.token_budget is not None:
         cards += _budget_cards(summary.token_budget)
-    per_row = math.ceil(len(cards) / math.ceil(len(cards) / CARDS_PER_ROW))  # rows of equal length, nearly
+    per_row = math.ceil(len(cards) / math.ceil(len(cards) / CARDS_PER_ROW))  # rows of nearly equal length
     return f'<div class="cards" style="--per-row:{per_row}">{"".join(cards)}</div>'
 
 
@@ -248,7 +248,7 @@ def _change_card(label: str, first: float | None, last: float | None) -> str:
 
 
 def _charts(data: Mapping[str, Any], summary: RunSummary, responses: str) -> Iterator[str]:
-    """The sections that draw, the responses second: they are what people want to read."""
+    """Yield the sections with charts. Responses come second, since readers want them most."""
     timeline = data["timeline"]
     left_out = ""
     if timeline["left_out"]:
@@ -301,7 +301,7 @@ def _evaluation(rows: Sequence[Mapping[str, Any]], found: BeforeAfter | None) ->
 
 
 def _token_budget(data: Mapping[str, Any], s: TokenBudgetSummary) -> tuple[str, str, str, str]:
-    """The charts of which there is something."""
+    """Return the charts that have data."""
     biased = "".join(f'<p class="warning"><b>Biased</b> {escape(reason)}</p>' for reason in s.biased)
     whole_run = "; ".join(f"{what}: {text}" for what, text in budget_rows(s))
     fan = (

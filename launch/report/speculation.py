@@ -1,7 +1,7 @@
-"""The numbers behind the report's section on speculation, from speculation.jsonl. Reads records; knows nothing of HTML.
+"""The data of the report's section on speculation, from speculation.jsonl. Reads records; has no HTML.
 
-Running requests over time follow TLT Figure 14; there the curve of one engine changes colour where speculation switches
-on, here the requests of all workers are stacked by what decodes them.
+Running requests over time follow TLT Figure 14. There the curve of one engine changes colour where speculation switches
+on; here the requests of all workers are stacked by drafter.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,13 +21,13 @@ from launch.observe.speculation import (
 )
 
 BINS = 240  # of one chart of running requests
-MIN_DRAFTS = 20  # that reach a position, for its acceptance to be shown
-MIN_DRAFTED = 100  # tokens for a prompt's rollouts, for it to be shown
+MIN_DRAFTS = 20  # drafts that must reach a position, for its acceptance to be shown
+MIN_DRAFTED = 100  # drafted tokens that a prompt needs to be shown
 SHOWN_PROMPTS = 5  # with the lowest and with the highest acceptance, each
 
 
 def speculation_data(records: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Everything the section draws, ready for JSON; None where nothing was recorded (speculation was off)."""
+    """Return the section's data, ready for JSON; None if nothing was recorded (speculation was off)."""
     records = sorted((r for r in records if isinstance(r.get("step"), int) and strategies_of(r)), key=_step)
     if not records:
         return None
@@ -61,7 +61,7 @@ def _positions(totals: DraftCounts) -> list[float | None]:
 
 
 def _running(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Mean number of running requests per time bin, by what decodes them."""
+    """Return the mean number of running requests per time bin, by drafter."""
     traces = traces_of(record)
     start_s = min((points[0][0] for points in traces.values() if points), default=0.0)
     end_s = max((points[-1][0] for points in traces.values() if points), default=start_s)
@@ -80,7 +80,7 @@ def _running(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _spread(bins: list[float], from_s: float, to_s: float, value: float, width_s: float) -> None:
-    """Add `value` over [from_s, to_s) to bins of `width_s` as what it contributes to their means."""
+    """Add `value` over [from_s, to_s) to the means of bins of `width_s`."""
     first, last = int(from_s / width_s), min(int(to_s / width_s), len(bins) - 1)
     for i in range(min(first, len(bins) - 1), last + 1):
         overlap_s = min(to_s, (i + 1) * width_s) - max(from_s, i * width_s)
@@ -88,7 +88,7 @@ def _spread(bins: list[float], from_s: float, to_s: float, value: float, width_s
 
 
 def _prompts(prompts: Mapping[int, tuple[int, int]]) -> list[dict[str, Any]]:
-    """Those with the lowest acceptance, then those with the highest, ascending."""
+    """Return the prompts with the lowest acceptance, then those with the highest, ascending."""
     shown = sorted(
         (accepted / drafted, prompt_id, drafted)
         for prompt_id, (drafted, accepted) in prompts.items()

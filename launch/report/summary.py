@@ -26,30 +26,30 @@ from launch.precision import MASTER_REWARD, precision_text
 from launch.report.before_after import BeforeAfter, before_after, before_after_lines, said
 from launch.report.token_budget import TokenBudgetSummary, budget_rows, token_budget_summary
 
-MOSTLY = 0.5  # of the engine steps without speculation: the summary says why
-REWARD_WINDOW = 5  # RL steps averaged at either end (fewer in short runs): one step's reward is noise
+MOSTLY = 0.5  # of the engine steps without speculation: above it the summary gives the reason
+REWARD_WINDOW = 5  # RL steps averaged at either end (fewer in short runs), since one step's reward is noise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculationSummary:
-    """RL steps only; evaluations are decoded alike, but not counted."""
+    """Speculation in RL steps. Evaluations are decoded the same way, but not counted."""
 
-    share: float  # of the engine steps that speculated
-    accept_length: float | None  # tokens per verification, there; None: never speculated
+    share: float  # of the engine steps that drafted
+    accept_length: float | None  # tokens per verification in those; None: never speculated
     acceptance: float | None  # accepted of drafted tokens; None: nothing was drafted, 0: nothing was accepted
     saved_s: float  # engine seconds of decoding; negative: lost
-    saved_by: Mapping[str, float]  # by drafter, of those that were used; the best first
+    saved_by: Mapping[str, float]  # by drafter, of those used; the best first
     off_share: float | None = None  # of the engine steps for which plain decoding was chosen; None: not recorded
-    off: str = ""  # why it was off there, in words
-    predicted_error: float | None = None  # mean absolute error of a step's predicted time, relative; None: none was
+    off: str = ""  # reasons for plain decoding there, in words
+    predicted_error: float | None = None  # mean absolute relative error of predicted step times; None: none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrafterSummary:
-    """Drafter training. First and last are means over REWARD_WINDOW RL steps in which there was something to mean."""
+    """Drafter training. First and last are means over the first and last REWARD_WINDOW RL steps with a value."""
 
     micro_steps: int
-    worker_s: float  # rollout workers' idle time that went into them
+    worker_s: float  # rollout workers' idle time spent on training
     top3_first: float | None  # accuracy
     top3_last: float | None
     accept_first: float | None  # accept length, of the RL steps that drafted with it; None: too few to compare
@@ -62,7 +62,7 @@ class DrafterSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary:
-    """Rewards are means over responses; `None` where nothing was recorded."""
+    """Rewards are means over responses; None if nothing was recorded."""
 
     name: str
     status: str  # "finished", "interrupted", "failed", or "incomplete" (running, or killed)
@@ -70,7 +70,7 @@ class RunSummary:
     steps_planned: int | None
     eval_first: float | None
     eval_last: float | None
-    eval_best: float | None  # highest after the first
+    eval_best: float | None  # highest after the first evaluation
     eval_best_step: int | None
     reward_first: float | None  # mean of the first REWARD_WINDOW steps
     reward_last: float | None  # mean of the last REWARD_WINDOW steps
@@ -79,25 +79,25 @@ class RunSummary:
     tokens_per_s: float | None  # median over RL steps
     logprob_gap_mean: float | None  # largest over RL steps
     logprob_gap_max: float | None
-    correction: str | None  # for that gap, in words; None: there was none
-    groups_dropped: int  # graded, and not trained on
+    correction: str | None  # for that gap, in words; None: no correction
+    groups_dropped: int  # graded, but not trained on
     rollouts_failed: int
     rollouts_reissued: int
-    seconds: Mapping[str, float]  # per phase, whole run; "other" is what no phase accounts for
-    model: str | None  # exported model, if there is one
-    best_model: str | None  # that of the highest held-out reward, if it was kept
+    seconds: Mapping[str, float]  # per phase, whole run; "other" is the time outside all phases
+    model: str | None  # exported model, if any
+    best_model: str | None  # that of the highest held-out reward, if kept
     precision: str | None = None  # of rollouts and learner, in words; None: rollouts are in model.dtype
     evaluated_as: str | None = None  # the low-bit format of `eval_*`; None: model.dtype
     eval_masters: float | None = None  # `eval_last` of the same weights in model.dtype
     speculation: SpeculationSummary | None = None  # None: it was off
     drafter: DrafterSummary | None = None  # None: none was trained
     token_budget: TokenBudgetSummary | None = None  # None: neither a budget, nor early ends, nor skipped prompts
-    rounds: str | None = None  # what rounds by length did, in words; None: there were none
-    lookahead: str | None = None  # what idle workers' early samples brought, in words; None: nobody looked ahead
+    rounds: str | None = None  # effect of rounds by length, in words; None: no rounds
+    lookahead: str | None = None  # effect of lookahead, in words; None: no lookahead
     objective: str | None = None  # its name
     own_code: str | None = None  # the user's loss, advantages and drafters, with their paths
     groups_refilled: int | None = None  # sampled in further rounds; None: no dynamic sampling
-    tokens_refilled: int = 0  # of `tokens`
+    tokens_refilled: int = 0  # within `tokens`
     before_after: BeforeAfter | None = None  # None: no held-out prompt was answered in two evaluations
     warnings: Sequence[str] = ()  # signs that nothing was learned, each with a remedy
 
@@ -166,7 +166,7 @@ def _precision(run_dir: Path) -> dict[str, str]:
 
 
 def _masters(rows: Sequence[Mapping[str, Any]], evals: Sequence[tuple[int, float]]) -> float | None:
-    """Of the last evaluation."""
+    """Return the reward in model.dtype of the last evaluation."""
     last = evals[-1][0] if evals else None
     return next(reversed(numbers([row for row in rows if row.get("step") == last], MASTER_REWARD)), None)
 
@@ -176,7 +176,7 @@ def _model(folder: Path) -> str | None:
 
 
 def rounds_text(steps: Sequence[Mapping[str, Any]]) -> str | None:
-    """From the records of RL steps; None without rollout.rounds."""
+    """Describe the rounds from the records of RL steps; None without rollout.rounds."""
     rounds = [step for step in steps if "rounds/long" in step]
     if not rounds:
         return None
@@ -203,7 +203,7 @@ def lookahead_text(steps: Sequence[Mapping[str, Any]], events: Sequence[Mapping[
 
 
 def speculation_summary(records: Sequence[Mapping[str, Any]]) -> SpeculationSummary | None:
-    """From the records of speculation.jsonl."""
+    """Summarise the records of speculation.jsonl."""
     strategies = over_run(records)
     engine_steps = sum(totals.engine_steps for totals in strategies.values())
     if not engine_steps:
@@ -226,14 +226,14 @@ def speculation_summary(records: Sequence[Mapping[str, Any]]) -> SpeculationSumm
 def drafter_summary(
     records: Sequence[Mapping[str, Any]], speculation: Sequence[Mapping[str, Any]]
 ) -> DrafterSummary | None:
-    """From the records of drafter.jsonl and of speculation.jsonl."""
+    """Summarise the records of drafter.jsonl and of speculation.jsonl."""
     if not records:
         return None
     top3 = [mean for record in records if (mean := _top3(updates_of(record))) is not None]
     used = [by_drafter(strategies_of(record)).get(TRAINED) for record in speculation]
     lengths = [total.accept_length for total in used if total is not None and total.accept_length is not None]
     drafted_steps = len(lengths)
-    if drafted_steps < max(4, len(speculation) / 4):  # a few steps that tried it now and then are no development
+    if drafted_steps < max(4, len(speculation) / 4):  # too few steps with drafts to show a development
         lengths = []
     return DrafterSummary(
         micro_steps=round(math.fsum(numbers(records, "micro_steps"))),
@@ -266,7 +266,7 @@ def write_summary(run_dir: Path) -> RunSummary:
 def print_summary(
     run_dir: Path, *, report: Path | None = None, model: Path | None = None, console: Console | None = None
 ) -> RunSummary:
-    """Write summary.json and show it as a table; `report` and `model` are named there if given."""
+    """Write summary.json and show it as a table, with `report` and `model` if given."""
     summary = write_summary(run_dir)
     console = console or Console()
     console.print(summary_table(summary))
@@ -274,8 +274,8 @@ def print_summary(
         console.print(Text(said(summary.before_after)), soft_wrap=True)
         for line in before_after_lines(summary.before_after, console.width):
             console.print(line, soft_wrap=True)
-    # Below the table, each on a line of its own however long it is: they are there to be copied.
-    best = summary.best_model if best_text(summary) else None  # else it is the last one
+    # Below the table, each on its own line however long, so that they can be copied.
+    best = summary.best_model if best_text(summary) else None  # otherwise it is the last one
     for label, path in (("model", model or summary.model), ("best model", best), ("report", report)):
         if path is not None:
             console.print(Text(f"{label:<16} {path}"), soft_wrap=True)
@@ -283,7 +283,7 @@ def print_summary(
 
 
 def summary_table(summary: RunSummary) -> Table:
-    """The summary for a terminal."""
+    """Build the summary table for a terminal."""
     table = Table(title=f"Paceline  {summary.name}: {summary.status}", title_justify="left", show_header=False)
     table.add_column(style="dim", no_wrap=True)
     table.add_column()
@@ -331,7 +331,7 @@ def summary_table(summary: RunSummary) -> Table:
 
 
 def speculation_text(s: SpeculationSummary) -> str:
-    """`accept length 2.40, 61 % of drafts accepted, 4.1 s of decoding saved (suffix 3.2, ngram 0.9)`."""
+    """Return `accept length 2.40, 61 % of drafts accepted, 4.1 s of decoding saved (suffix 3.2, ngram 0.9)`."""
     if s.accept_length is None:
         return s.off or "never paid: plain decoding throughout"
     if not s.acceptance:
@@ -345,12 +345,13 @@ def speculation_text(s: SpeculationSummary) -> str:
 
 
 def mostly_off(s: SpeculationSummary) -> str:
-    """`off in 62 % of steps: plain decoding was faster ...`, where it was off in most of them; else nothing."""
-    return s.off if MOSTLY < (s.off_share or 0.0) < 1 else ""  # throughout: its own line says so already
+    """Return `off in 62 % of steps: plain decoding was faster ...` if it was off in most steps, else nothing."""
+    return s.off if MOSTLY < (s.off_share or 0.0) < 1 else ""  # if always off, another line already says so
 
 
 def drafter_text(d: DrafterSummary) -> str:
-    """`1,234 micro-steps in 61.0 s of idle workers, top-3 accuracy 0.41 -> 0.83, accept length 1.62 -> 2.31, ...`"""
+    """Return `1,234 micro-steps in 61.0 s of idle workers, top-3 accuracy 0.41 -> 0.83, accept length 1.62 -> 2.31,
+    ...`"""
     if not d.micro_steps:
         return "not trained: no worker was idle long enough"
     parts = [f"{d.micro_steps:,} micro-steps in {seconds_text(d.worker_s)} s of idle workers"]
@@ -366,7 +367,7 @@ def drafter_text(d: DrafterSummary) -> str:
 
 
 def correction_text(options: object) -> str | None:
-    """`by token, weights up to 2, masked by token`; None for a correction that does nothing."""
+    """Return `by token, weights up to 2, masked by token`; None for a correction without effect."""
     if not isinstance(options, dict):
         return None
     parts = []
@@ -380,13 +381,13 @@ def correction_text(options: object) -> str | None:
 
 
 def refill_text(summary: RunSummary) -> str:
-    """`56 groups sampled beyond the steps' own, with 23 % of the tokens`."""
+    """Return `56 groups sampled beyond the steps' own, with 23 % of the tokens`."""
     share = 100 * summary.tokens_refilled / summary.tokens if summary.tokens else 0.0
     return f"{summary.groups_refilled} groups sampled beyond the steps' own, with {share:.0f} % of the tokens"
 
 
 def evaluated_text(summary: RunSummary) -> str:
-    """`w8a8: 0.759; the same weights in model.dtype: 0.757`"""
+    """Return `w8a8: 0.759; the same weights in model.dtype: 0.757`."""
     if summary.eval_last is None:
         return "-"
     masters = "not evaluated" if summary.eval_masters is None else f"{summary.eval_masters:.3f}"
@@ -394,43 +395,43 @@ def evaluated_text(summary: RunSummary) -> str:
 
 
 def best_text(summary: RunSummary) -> str:
-    """`, best 0.712 after step 40`; nothing where the last is the best."""
+    """Return `, best 0.712 after step 40`; empty if the last is the best."""
     if summary.eval_best is None or summary.eval_best == summary.eval_last:
         return ""
     return f", best {summary.eval_best:.3f} after step {summary.eval_best_step}"
 
 
 def seconds_text(seconds: float) -> str:
-    """`4.1`, `0.025`."""
+    """Format as `4.1` or `0.025`."""
     return f"{seconds:.1f}" if abs(seconds) >= 1 else f"{seconds:.2g}"
 
 
 def change(first: float | None, last: float | None) -> str:
-    """`0.212 -> 0.534 (+0.322)`."""
+    """Format as `0.212 -> 0.534 (+0.322)`."""
     if first is None or last is None:
         return "-"
     return f"{first:.3f} -> {last:.3f} ({last - first:+.3f})"
 
 
 def step_rows(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Rows of complete RL steps in order of their step; of rows with equal steps the last counts."""
+    """Return the rows of complete RL steps, in order. The last row of a step counts."""
     by_step = {int(row["step"]): row for row in rows if row.get("kind") == "step" and "step" in row}
     return [by_step[step] for step in sorted(by_step)]
 
 
 def eval_points(rows: Sequence[Mapping[str, Any]]) -> list[tuple[int, float]]:
-    """(RL steps done, held-out reward) in order."""
+    """Return (RL steps done, held-out reward), in order."""
     points = {int(row["step"]): float(row["eval/reward"]) for row in rows if _is_number(row.get("eval/reward"))}
     return sorted(points.items())
 
 
 def numbers(rows: Sequence[Mapping[str, Any]], name: str) -> list[float]:
-    """The finite values of one metric, rows without it left out."""
+    """Return the finite values of one metric, without rows that lack it."""
     return [float(row[name]) for row in rows if _is_number(row.get(name))]
 
 
 def run_options(run_dir: Path, name: str = "run") -> dict[str, Any]:
-    """The section `name` of the run's config.yaml; {} if there is none."""
+    """Return the section `name` of the run's config.yaml; {} if there is none."""
     path = run_dir / "config.yaml"
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else None
@@ -450,7 +451,7 @@ def _status(events: Sequence[Mapping[str, Any]], done: int, planned: object) -> 
 
 
 def _dropped(steps: Sequence[Mapping[str, Any]]) -> int:
-    """Graded groups that did not train."""
+    """Return the number of graded groups that did not train."""
     total, used, ungraded = (math.fsum(numbers(steps, f"groups/{name}")) for name in ("total", "used", "ungraded"))
     return round(total - used - ungraded)
 

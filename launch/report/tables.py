@@ -1,4 +1,4 @@
-"""The report's tables: strategies, events, responses, environment. Text in, HTML out; everything is escaped here."""
+"""The report's tables: strategies, events, responses, environment. Text in, HTML out; all text is escaped here."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -13,7 +13,7 @@ from launch.observe.journal import read
 from launch.observe.records import evenly
 
 MAX_EVENTS = 200
-MOST_SAMPLES = 32  # shown of a step, or of a set
+MOST_SAMPLES = 32  # shown per step, or per set
 SAMPLE_STEPS = 6  # RL steps whose responses are shown, from the first to the last
 BAD_EVENTS = (
     *("fail", "lost", "restart", "stale", "interrupt", "error", "rejected", "died", "dead", "replaced"),
@@ -68,7 +68,7 @@ def _event_kind(event: Mapping[str, Any]) -> str:
 
 
 def _event_row(events: Sequence[Mapping[str, Any]]) -> str:
-    """One row for events of one kind that follow each other: the last, and the others on demand."""
+    """Render one row for consecutive events of one kind: the last, with the others on demand."""
     last = events[-1]
     kind = _event_kind(last) + (f" ({len(events)})" if len(events) > 1 else "")
     message = escape(str(last.get("message", "")))
@@ -88,7 +88,7 @@ def _bad(event: Mapping[str, Any]) -> bool:
 
 
 def picked_samples(run_dir: Path) -> list[dict[str, Any]]:
-    """Responses of a few RL steps and evaluations, from the first to the last, with where they come from."""
+    """Return responses of a few RL steps and evaluations, from the first to the last, with their origin."""
     files = (("samples.jsonl", "train"), ("eval_samples.jsonl", "held-out"))
     return [
         sample | {"from": origin if sample.get("set") in (None, "", EVAL_SET) else f"{origin}, {sample['set']}"}
@@ -109,7 +109,7 @@ def _of_a_few_steps(samples: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def evaluations_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Every metric of the evaluations, one line each, and a column for each of a few of them."""
+    """Render every metric of the evaluations, one line each, with a column for each of a few evaluations."""
     by_step = {int(row["step"]): row for row in rows if row.get("kind") == "eval"}
     shown = [by_step[step] for step in evenly(sorted(by_step), SAMPLE_STEPS)]
     names = dict.fromkeys(name for row in shown for name in row if name.startswith("eval/"))
@@ -147,7 +147,7 @@ def samples_table(samples: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _response(sample: Mapping[str, Any]) -> tuple[str, str]:
-    """A cell: what was said, and of an episode by whom."""
+    """Return a cell: the text, and in an episode the speakers."""
     turns = sample.get("turns")
     if not isinstance(turns, list) or not turns:
         return "pre response", str(sample.get("response", ""))
@@ -166,13 +166,14 @@ def _reward(sample: Mapping[str, Any]) -> float:
 
 
 def _share(value: float, values: Sequence[float]) -> float:
-    """Where it lies between the smallest and the largest, in percent; 50 where all are equal."""
+    """Return the position of `value` between the smallest and the largest, in percent; 50 if all are equal."""
     low, high = min(values), max(values)
     return 100 * (value - low) / (high - low) if high > low else 50.0
 
 
 def _row(*cells: tuple[str, object], attributes: str = "") -> str:
-    """A table row of (class, value). Values are escaped; `pre` keeps their line breaks, `html` takes escaped ones."""
+    """Render a table row of (class, value). Values are escaped; `pre` keeps their line breaks, `html` takes escaped
+    text."""
     return f"<tr{attributes}>{''.join(_cell(*cell) for cell in cells)}</tr>"
 
 
@@ -186,13 +187,13 @@ def _cell(name: str, value: object) -> str:
 
 
 def _table(heads: Sequence[str], rows: Iterable[str]) -> str:
-    """Heads that end in # are above numbers."""
+    """Render a table. Heads that end in # are above numbers."""
     cells = "".join(f'<th class="num">{h[:-1]}</th>' if h.endswith("#") else f"<th>{h}</th>" for h in heads)
     return f'<div class="scroll"><table><thead><tr>{cells}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
 
 
 def text_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """HTML table of texts. Heads that end in # are above numbers."""
+    """Render an HTML table of texts. Heads that end in # are above numbers."""
     forms = ["num" if head.endswith("#") else "keep" if i == 0 else "" for i, head in enumerate(heads)]
     escaped = [escape(head) for head in heads]
     return _table(escaped, (_row(*zip(forms, row, strict=True)) for row in rows))

@@ -1,7 +1,7 @@
-"""The numbers behind the report's section on the token budget, and its rows of the summary: from budget.jsonl, and from
-the metrics `budget/*`, `abort/*` and `skip/*`. Reads records; knows nothing of HTML.
+"""The data of the report's section on the token budget, and its rows of the summary.
 
-Rollouts per prompt that fan out over RL steps are DUET's picture of its allocator at work.
+From budget.jsonl, and from the metrics `budget/*`, `abort/*` and `skip/*`. Reads records; has no HTML. Rollouts per
+prompt that spread over RL steps are DUET's picture of its allocator at work.
 """
 
 import math
@@ -14,38 +14,38 @@ import numpy as np
 PREFIXES = ("budget/", "abort/", "skip/")
 QUANTILES = {"p10": 0.1, "p25": 0.25, "p75": 0.75, "p90": 0.9}
 PLANNED = "budget/planned_tokens"
-BIASED = "biased"  # kind of the event that says why an estimate of the gradient is not unbiased
+BIASED = "biased"  # kind of the event that explains a biased gradient estimate
 
 Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenBudgetSummary:
-    """Over the RL steps of a run; `None` where nothing was recorded."""
+    """Token budget over the RL steps of a run; None if nothing was recorded."""
 
-    budget_tokens: int | None  # of the steps that had a budget, ...
-    planned_tokens: int | None  # ... what the counts should have taken, ...
-    spent_tokens: int | None  # ... and what they took
-    rollouts_min: int | None  # of one prompt in one step, under a budget
+    budget_tokens: int | None  # of the steps with a budget, ...
+    planned_tokens: int | None  # ... planned for the allocated counts, ...
+    spent_tokens: int | None  # ... and actually used
+    rollouts_min: int | None  # per prompt and step, under a budget
     rollouts_mean: float | None
     rollouts_max: int | None
-    variance: float | None  # of the estimated gradient, relative to that of uniform counts at the same tokens
-    least_variance: float | None  # what no allocation gets below
-    answered_share: float | None  # of the responses: ended after their answer
+    variance: float | None  # of the estimated gradient, relative to uniform counts at the same tokens
+    least_variance: float | None  # lower bound over all allocations
+    answered_share: float | None  # of the responses, ended after their answer
     given_up_share: float | None
     kept_late_share: float | None
     saved_tokens: int | None  # estimated
-    surcharge: float | None  # mean of squared weights: what giving up adds to the variance
-    passed_over: int | None  # prompts, by rollout.skip
-    skip_share: float | None  # of the prompts whose turn it was
-    biased: Sequence[str] = ()  # why the gradient is not estimated without bias
+    surcharge: float | None  # mean of squared weights: the variance that giving up adds
+    passed_over: int | None  # number of prompts skipped by rollout.skip
+    skip_share: float | None  # of the prompts that were due
+    biased: Sequence[str] = ()  # reasons why the gradient estimate is biased
 
 
 def token_budget_data(steps: Sequence[Row], records: Sequence[Row]) -> dict[str, Any] | None:
-    """What the section draws beyond the plain metrics, ready for JSON; None where nothing of it was on.
+    """Return the section's data beyond the plain metrics, ready for JSON; None if none of it was on.
 
-    `steps`: the run's rows of metrics.jsonl; `records`: of budget.jsonl. `parts`: which of budget, abort and skip there
-    is something of; `variance`: by RL step, relative to uniform counts at the same tokens, as is the least
+    `steps`: the run's rows of metrics.jsonl. `records`: rows of budget.jsonl. Result: `parts` lists which of budget,
+    abort and skip have data. `variance` is by RL step, relative to uniform counts at the same tokens, like the least
     that an allocation could have reached.
     """
     parts = [prefix[:-1] for prefix in PREFIXES if any(name.startswith(prefix) for row in steps for name in row)]
@@ -71,7 +71,7 @@ def token_budget_data(steps: Sequence[Row], records: Sequence[Row]) -> dict[str,
 def token_budget_summary(
     steps: Sequence[Row], records: Sequence[Row], events: Sequence[Row]
 ) -> TokenBudgetSummary | None:
-    """None where neither a budget, nor an early end, nor a skipped prompt was recorded."""
+    """Summarise the records; None if neither a budget, nor an early end, nor a skipped prompt was recorded."""
     if token_budget_data(steps, records) is None:
         return None
     counts = [int(count) for row in _counted(steps, records) for count in row["rollouts"]]
@@ -100,7 +100,7 @@ def token_budget_summary(
 
 
 def budget_rows(s: TokenBudgetSummary) -> list[tuple[str, str]]:
-    """(what, in words) for the terminal's table; the report says the same."""
+    """Return (label, text) rows for the terminal's table; the report shows the same."""
     rows = []
     spent = []
     if s.budget_tokens and s.spent_tokens is not None:
@@ -133,7 +133,7 @@ def budget_rows(s: TokenBudgetSummary) -> list[tuple[str, str]]:
 
 
 def _counted(steps: Sequence[Row], records: Sequence[Row]) -> list[Row]:
-    """Whole records, in order of their steps; none where no budget gave prompts different counts."""
+    """Return whole records in order of their steps; empty if no budget gave prompts different counts."""
     if not any(_has(row, PLANNED) for row in steps):
         return []
     whole = [row for row in records if isinstance(row.get("step"), int) and row.get("rollouts")]
@@ -141,14 +141,14 @@ def _counted(steps: Sequence[Row], records: Sequence[Row]) -> list[Row]:
 
 
 def _variance(row: Row) -> float | None:
-    """As allocated, relative to that of uniform counts."""
+    """Return the variance as allocated, relative to uniform counts."""
     if not _has(row, "budget/variance", "budget/variance_uniform") or not row["budget/variance_uniform"]:
         return None
     return float(row["budget/variance"] / row["budget/variance_uniform"])
 
 
 def _least(row: Row) -> float | None:
-    """What no allocation of the step's tokens gets below, relative to uniform counts."""
+    """Return the lower bound over allocations of the step's tokens, relative to uniform counts."""
     return 1 - float(row["budget/bound"]) if _has(row, "budget/bound") else None
 
 

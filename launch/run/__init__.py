@@ -1,1 +1,1 @@
-"""One run: its parts, the loop of RL steps, evaluation, warm start, what a resume may change."""
+"""One run: its parts, the loop of RL steps, evaluation, warm start, and the rules of a resume."""

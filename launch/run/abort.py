@@ -1,5 +1,7 @@
-"""What `rollout.abort` asks of the next responses, and what became of the last ones. Owns their natural lengths, and
-how many have ended, for the warm-up; the thresholds are policies.token_budget's.
+"""The rules of `rollout.abort` for the next responses, and the outcome of the last ones.
+
+Owns the window of natural lengths, and the number of ended responses, for the warm-up. The thresholds are
+policies.token_budget's.
 """
 
 from collections.abc import Sequence
@@ -15,21 +17,21 @@ from policies.token_budget.window import LengthWindow
 
 @dataclass(frozen=True, slots=True)
 class Lateness:
-    """What is late, and how much more of it comes."""
+    """When a response is late, and how many more tokens late ones take."""
 
     give_up_at: int  # tokens
-    answered_by: int  # tokens: answered responses have ended by then
-    excess_tokens: float  # that late responses take beyond, where they are not given up
+    answered_by: int  # tokens by which answered responses have ended
+    excess_tokens: float  # mean tokens that late responses take beyond it if they are not given up
     mean_tokens: float  # natural length of all responses
 
     @property
     def natural_tokens(self) -> float:
-        """Mean natural length of late responses."""
+        """The mean natural length of late responses."""
         return self.give_up_at + self.excess_tokens
 
 
 class AbortRule:
-    """The rules of a round's responses, from complete rounds before it."""
+    """The rules for a round's responses, from complete rounds before it."""
 
     def __init__(self, options: AbortOptions, marker: Marker, max_new_tokens: int) -> None:
         self._options, self._marker, self._max_new_tokens = options, marker, max_new_tokens
@@ -38,7 +40,7 @@ class AbortRule:
 
     @property
     def lateness(self) -> Lateness | None:
-        """As `rules` have it; None while no response is given up."""
+        """The lateness behind `rules`; None while no response is given up."""
         at, mean = self._thresholds(), self._window.mean()
         if at is None or at.give_up_at is None or not mean:
             return None
@@ -51,7 +53,7 @@ class AbortRule:
         return 1.0 if lateness is None else self._window.held_up(lateness.give_up_at, responses)
 
     def rules(self, stop: StopRule | None, keeps: Sequence[float]) -> list[StopRule | None]:
-        """For each of `keeps`, `stop` with the answer in it; `stop` itself during the warm-up."""
+        """Return `stop` with the answer rule added, for each of `keeps`; `stop` itself during the warm-up."""
         if (at := self._thresholds()) is None:
             return [stop] * len(keeps)
         rule = replace(
@@ -64,7 +66,7 @@ class AbortRule:
         return [replace(rule, keep=keep) for keep in keeps]
 
     def metrics(self) -> dict[str, float]:
-        """abort/*, as planned; what is not known yet is left out."""
+        """Return the planned abort/*; unknown values are left out."""
         at = self._thresholds()
         known = {
             "poll_from": None if at is None else at.poll_from,
@@ -76,10 +78,10 @@ class AbortRule:
         return {f"abort/{name}": float(value) for name, value in known.items() if value is not None}
 
     def observe(self, groups: Sequence[PromptGroup]) -> dict[str, float]:
-        """What came of the last `rules`; metrics.
+        """Take the outcome of the last `rules`. Returns metrics.
 
-        abort/saved_tokens estimates what the responses that were given up would still have taken, by the late ones in
-        the window; what answered ones would have gone on to say nobody knows.
+        abort/saved_tokens estimates what given-up responses would still have taken, from the late ones in the window.
+        It leaves out answered responses, whose continuation is unknown.
         """
         rollouts = [member.rollout for group in groups for member in group.members]
         if not rollouts:
@@ -102,16 +104,17 @@ class AbortRule:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON."""
+        """Return the state as JSON."""
         return {"ended": self._ended, "window": self._window.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on where the state was taken."""
+        """Continue from a saved state."""
         self._ended = int(state["ended"])
         self._window.load_state_dict(state["window"])
 
     def _learn_lengths(self, groups: Sequence[PromptGroup]) -> None:
-        """Kept responses, each for as many as it stands for: prompts count alike, whatever their counts."""
+        """Add kept responses, each weighted by the responses that it stands for. Prompts count alike, whatever their
+        counts."""
         sizes = [len(group.members) for group in groups if group.members]
         mean_size = sum(sizes) / max(len(sizes), 1)
         for group in groups:
@@ -125,7 +128,7 @@ class AbortRule:
 
 
 def is_late(rollout: Rollout, beyond: int) -> bool:
-    """Whether its rule's coin was thrown, as far as one can see: it was given up or counts more for having been kept,
-    or it is longer than `beyond`, where answered ones have ended (with a probability of 1 nothing else shows it)."""
+    """Whether the rule's coin was tossed for a response, as far as visible. It was if the response was given up, has a
+    propensity below 1, or is longer than `beyond`, where answered ones have ended (the only sign at probability 1)."""
     given_up = rollout.finish_reason is FinishReason.GIVEN_UP
     return given_up or rollout.propensity < 1 or rollout.tokens.size > beyond

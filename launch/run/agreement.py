@@ -1,5 +1,7 @@
-"""Do sampler and learner agree on the log-probs of the sampled tokens? If not, the run stops and names the worker:
-wrong weights or wrong numerics show here first, long before they show in the reward.
+"""Check that sampler and learner agree on the log-probs of the sampled tokens. If not, stop the run and name the
+worker.
+
+Wrong weights or wrong numerics show here first, long before they show in the reward.
 """
 
 from collections import Counter
@@ -12,23 +14,23 @@ from launch.errors import PacelineError
 from launch.precision import aligned
 
 PER_WORKER = "logprob_gap/worker/"
-# Means over tokens of |engine - learner| at T = 1 (at the sampling temperature where the engine says no more), by the
-# coarser of their dtypes. Rounding gives about 1e-7 in float32 and 1e-2 in bfloat16. Weights one small optimizer step
-# old can stay below: versions and checksums catch those.
+# Limits on the mean over tokens of |engine - learner| at T = 1 (at the sampling temperature if the engine returns no
+# other), by the coarser of their dtypes. Rounding gives about 1e-7 in float32 and 1e-2 in bfloat16. Weights that are
+# one small optimizer step old can stay below: versions and checksums catch those.
 DEFAULT_LIMITS = {"float32": 1e-3, "bfloat16": 0.1}
-# What low-bit rollouts are granted beyond that where the learner does not compute the same products: a hundred times
-# what a trained model shows (eight bits 2e-3, four 5e-3), for there the gap is a metric and no fault, and fresh weights
-# show more of it (0.4 in four bits).
+# Additional limits for low-bit rollouts whose products the learner does not compute: a hundred times the gap of a
+# trained model (eight bits 2e-3, four 5e-3). The gap is then a metric, not a fault, and fresh weights have a larger one
+# (0.4 in four bits).
 LOW_BIT_LIMITS = {"w8a8": 0.25, "fp8": 1.0, "w4a8": 1.0, "w4a16": 1.0, "w3a8": 2.0, "w2a8": 10.0}
 
-# What responses of older weights are granted beyond that: their gap also is how far the policy has moved, which at
-# sensible learning rates is 0.01 to 0.1. A nat on average is no policy's update, or one that no weight makes up for.
+# Additional limit for responses of older weights. Their gap includes the policy's change, 0.01 to 0.1 at sensible
+# learning rates. A mean of one nat is no policy update, or one that no importance weight corrects.
 MOVED = 1.0
-LEAST_TOKENS = 256  # of older weights, by which a worker is judged: a mean over few is that of a few surprises
+LEAST_TOKENS = 256  # of older weights, needed to judge a worker: a mean over fewer reflects a few surprises
 
 
 def gap_limit(config: Config) -> float:
-    """`rollout.max_logprob_gap`, or the default for the numerics of engine and learner."""
+    """Return `rollout.max_logprob_gap`, or the default for the numerics of engine and learner."""
     coarse = "bfloat16" if config.learner.autocast_bf16 else config.model.dtype
     same = aligned(config) and capabilities_of(config).learner_network
     apart = 0.0 if same else LOW_BIT_LIMITS.get(config.rollout.quantization, 0.0)

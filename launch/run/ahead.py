@@ -1,5 +1,7 @@
-"""Responses as a file of a checkpoint: of the next RL step (`rollout.staleness`), or that go on in it
-(`rollout.partial`). Their weights are gone: nobody could sample them again. Owns the file; what is in it is others'.
+"""Responses in a checkpoint file: of the next RL step (`rollout.staleness`), or to be continued in it
+(`rollout.partial`).
+
+Their weights are gone, so they could not be sampled again. Owns the file, not its contents.
 """
 
 from collections.abc import Sequence
@@ -16,13 +18,13 @@ from launch.arrays import read_arrays, write_arrays
 from launch.run.collect import Round
 from launch.run.partial import Carried
 
-AHEAD_FILE = "ahead.npz"  # in a checkpoint; missing where there are none
+AHEAD_FILE = "ahead.npz"  # in a checkpoint; missing if there are none
 FORMAT = 2  # of the file: the columns of contracts.codec. 1 was a JSON document beside five arrays
 
 
 @dataclass(frozen=True, slots=True)
 class Responses:
-    """`ahead`: of the next RL step, graded; None: they are sampled when it comes. `carried`: that go on."""
+    """`ahead`: graded responses of the next RL step; None: they are sampled then. `carried`: to be continued."""
 
     ahead: list[Round] | None = None
     carried: list[Carried] = field(default_factory=list)
@@ -32,12 +34,12 @@ class Responses:
 
 
 def write_ahead(path: Path, responses: Responses) -> None:
-    """Raises OSError."""
+    """Write the responses. Raises OSError."""
     write_arrays(path, {"format": np.array([FORMAT]), **_codec([]).pack([responses])})
 
 
 def read_ahead(checkpoint: Path, prompts: Sequence[Prompt]) -> Responses:
-    """What `write_ahead` wrote into a checkpoint, if it did. Raises CheckpointError."""
+    """Read what `write_ahead` wrote into a checkpoint, if anything. Raises CheckpointError."""
     path = checkpoint / AHEAD_FILE
     if not path.is_file():
         return Responses()
@@ -58,6 +60,6 @@ def read_ahead(checkpoint: Path, prompts: Sequence[Prompt]) -> Responses:
 
 
 def _codec(prompts: Sequence[Prompt]) -> Codec[Responses]:
-    """Prompts stand in the file by their ids: they are the data's."""
+    """Return the codec. The file stores prompts by their ids, since they are in the data."""
     by_id = {prompt.prompt_id: prompt for prompt in prompts}
     return Codec(Responses, {Prompt: StandIn(int, lambda prompt: prompt.prompt_id, lambda known: by_id[known])})

@@ -1,5 +1,6 @@
-"""The model that evaluated best so far (checkpoint.best_metric), kept beside the checkpoints as a Hugging Face
-directory. Owns when it is written and what is said of it; the learner writes it.
+"""The best model so far by checkpoint.best_metric, kept beside the checkpoints as a Hugging Face directory.
+
+Owns when it is written and its record; the learner writes it.
 """
 
 import json
@@ -15,28 +16,28 @@ from launch.run_folder import BEST_DIR, BEST_RECORD
 
 
 def keep_best(job: Job, run_dir: Path) -> None:
-    """After an evaluation: if it was the best of several, export the weights that it measured."""
+    """Export the evaluated weights after an evaluation if it was the best of several."""
     options = job.config
     step = job.steps_done
     metric = options.checkpoint.best_metric
     if not (options.checkpoint.best and options.eval.every and improves(job.evaluations, step, metric)):
         return
     value, folder = job.evaluations[str(step)][metric], run_dir / BEST_DIR
-    if _recorded(folder) == step:  # a run that was resumed here has written it
+    if _recorded(folder) == step:  # the resumed run has already written it
         return
-    (folder / BEST_RECORD).unlink(missing_ok=True)  # a folder without it was not finished
+    (folder / BEST_RECORD).unlink(missing_ok=True)  # a folder without it is incomplete
     job.learner.export(folder)
     note_end_tokens(folder, job.sampling.stop_token_ids)
     record: dict[str, Any] = {"step": step, metric: value}
-    if options.rollout.quantization != "none":  # what is kept is what is trained, what was measured are its rollouts
+    if options.rollout.quantization != "none":  # the kept weights are the trained ones, but the rollouts were measured
         record |= {"evaluated_as": evaluated_as(options), "weights": options.model.dtype}
     replace(folder / BEST_RECORD, json.dumps(record) + "\n")
     job.observer.event("best_model", f"{metric} {value:.3f} after step {step} is the best so far: saved in {folder}")
 
 
 def improves(evaluations: Mapping[str, Mapping[str, float]], step: int, metric: str = REWARD) -> bool:
-    """By `metric`, the evaluation after `step` RL steps is better than every one before it. The one before training is
-    no model of the run."""
+    """Whether the evaluation after `step` RL steps is better by `metric` than all before. The one before training never
+    counts as best, since it is no model of the run."""
     values = {int(at): metrics[metric] for at, metrics in evaluations.items() if metric in metrics}
     return step > 0 and step in values and all(values[step] > value for at, value in values.items() if at < step)
 

@@ -1,6 +1,4 @@
-"""Checkpoints of a run while it runs: what is in one, and which step was saved last. Owns their writing; where a run
-goes on from is launch.run.resume's.
-"""
+"""Writing of checkpoints during a run: their contents, and the last saved step. launch.run.resume owns reading them."""
 
 import shutil
 from pathlib import Path
@@ -11,24 +9,24 @@ from launch.run.ahead import AHEAD_FILE, write_ahead
 from launch.run.job import Job
 from launch.run.rounds import TEXT_FILE, write_texts
 
-DRAFTERS_DIR = "drafters"  # beside the learner's, in a checkpoint; may be missing
+DRAFTERS_DIR = "drafters"  # next to the learner's, in a checkpoint; may be missing
 
 
 def save_first(job: Job) -> bool:
-    """A notice wants the last complete step saved, unless that was done. False: there is no state to save now: the step
-    that is being learned, or handed over, is next."""
+    """Save the last complete step for a notice, unless it is saved. Returns false if there is no state to save now: the
+    step being learned or handed over comes first."""
     if job.boundary is None or job.learner.busy or job.saving:
         return False
     if job.unsaved:
         try:
             save(job)
-        except CheckpointError as error:  # it was for safety: the run is well
+        except CheckpointError as error:  # it was a precaution: the run itself is fine
             job.observer.event("checkpoint_failed", str(error))
     return True
 
 
 def save(job: Job) -> None:
-    """The last complete step. Raises CheckpointError."""
+    """Save the last complete step. Raises CheckpointError."""
     job.saving = True
     try:
         job.saved = write(job)
@@ -43,11 +41,11 @@ def write(job: Job) -> int:
     job.observer.progress("checkpoint")
     state = {**state, "evaluations": job.evaluations}
     responses, put_off = state.pop("ahead", None), state.pop("put_off", None)
-    if job.drafter is not None:  # as it is now, like its weights
+    if job.drafter is not None:  # in its present state, like its weights
         state["drafter"] = job.drafter.state_dict()
 
     def fill(learner_dir: Path) -> None:
-        job.observer.sync()  # the rows of the steps that it counts are on disk before it is
+        job.observer.sync()  # the rows of its steps are on disk before it is
         job.learner.save(learner_dir)
         if responses:
             write_ahead(learner_dir.parent / AHEAD_FILE, responses)
@@ -67,7 +65,7 @@ def write(job: Job) -> int:
 
 
 def save_drafters(job: Job, directory: Path) -> None:
-    """The drafters' state for a checkpoint. They only save time: without it the checkpoint is complete."""
+    """Save the drafters' state for a checkpoint. It only saves time: the checkpoint is complete without it."""
     if job.speculation is None:
         return
     failure = job.dispatcher.drafters.save(str(directory.resolve()))
@@ -77,7 +75,7 @@ def save_drafters(job: Job, directory: Path) -> None:
 
 
 def save_drafter_weights(job: Job, directory: Path) -> None:
-    """What engines draft with, and what they would go back to, for a checkpoint that is complete without it too."""
+    """Save the weights that engines draft with and those to roll back to. The checkpoint is complete without them."""
     if job.drafter is None:
         return
     try:

@@ -1,6 +1,6 @@
-"""One round of sampling and grading: requests out, graded rollouts back, whatever order they arrive in.
+"""One round of sampling and grading: requests out, graded rollouts back, in any order of arrival.
 
-Serves RL steps and evaluations alike. Owns the overlap of grading with sampling; never decides what is sampled.
+Serves RL steps and evaluations alike. Owns the overlap of grading with sampling. Never decides what is sampled.
 """
 
 import time
@@ -30,15 +30,15 @@ from launch.run.race import RaceUnderWay
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """Everything one round brought back."""
+    """All results of one round."""
 
     groups: list[PromptGroup]
     stats: DispatchStats
     rollout_s: float
-    reward_wait_s: float  # after the last rollout, until the last grade
-    metrics: dict[str, float] = field(default_factory=dict)  # of what was planned, and of what became of it
-    counts: list[int] = field(default_factory=list)  # responses asked for, by group
-    # By request, of an earlier end (Batch.unfinished), or wanted no further by the race.
+    reward_wait_s: float  # from the last rollout to the last grade
+    metrics: dict[str, float] = field(default_factory=dict)  # of the plan and of its outcome
+    counts: list[int] = field(default_factory=list)  # requested responses, by group
+    # By request: ended at an earlier limit (Batch.unfinished), or aborted by the race.
     unfinished: dict[int, Rollout] = field(default_factory=dict)
 
     @property
@@ -47,7 +47,7 @@ class Round:
 
     @property
     def failed(self) -> int:
-        """Responses that did not arrive, or could not be graded."""
+        """The number of responses that did not arrive, or could not be graded."""
         ungraded = [m for m in self.members if m.grade.error is not None and not m.grade.bad_record]
         return len(self.stats.failed) + len(ungraded)
 
@@ -59,7 +59,7 @@ class _Arrived:
     episode: Episode | None
 
     def turns(self, batch: Batch) -> list[tuple[NDArray[np.int32], NDArray[np.int32]]]:
-        """What the model said, each with the prompt of it all."""
+        """Return the model's turns, each with the prompt of the whole episode."""
         if self.episode is None:
             return [(batch.prompt(self.rollout.request_id).tokens, self.rollout.tokens)]
         return [(self.episode.prompt_tokens, turn.tokens) for turn in self.episode.turns]
@@ -67,17 +67,17 @@ class _Arrived:
 
 @dataclass(slots=True, kw_only=True)
 class Sampling:
-    """What is being sampled: a batch, and what has come of it."""
+    """A round in progress: the batch, and its results so far."""
 
     batch: Batch
     phase: str
     step: int
-    drafter: DrafterTraining | None  # None: it is not trained meanwhile
-    episodes: Episodes | None = None  # None: responses are single
-    race: RaceUnderWay | None = None  # None: all groups are learned from
+    drafter: DrafterTraining | None  # None: no drafter is trained meanwhile
+    episodes: Episodes | None = None  # None: single responses
+    race: RaceUnderWay | None = None  # None: all groups are trained on
     arrived: dict[int, _Arrived] = field(default_factory=dict)
     unfinished: dict[int, Rollout] = field(default_factory=dict)  # see Round
-    failed: list[FailedRequest] = field(default_factory=list)  # by their environment
+    failed: list[FailedRequest] = field(default_factory=list)  # because of their environment
 
     @property
     def ended(self) -> int:
@@ -85,12 +85,13 @@ class Sampling:
 
     @property
     def playing(self) -> bool:
-        """Turns are still to come that no worker knows of."""
+        """Whether turns are still to come that no worker has yet."""
         return self.episodes is not None and self.episodes.waiting
 
 
 class Collector:
-    """Runs rounds on the dispatcher's workers and the reward pool; the loop brings what ends and what is answered."""
+    """Runs rounds on the dispatcher's workers and the reward pool. The event loop delivers ended responses
+    and answers."""
 
     def __init__(
         self,
@@ -104,8 +105,8 @@ class Collector:
         player: EpisodeRunner | None = None,
         drafter: DrafterTraining | None = None,
     ) -> None:
-        """share: show every worker's drafters what the others sampled. fleet: is told of begins and ends. player:
-        responses are episodes; None: they are single. drafter: is trained by workers that have run out of work."""
+        """share: send every worker's drafters what the others sampled. fleet: is informed of begins and ends. player:
+        responses are episodes; None: single responses. drafter: workers out of work train it."""
         self._context, self._dispatcher, self._rewards, self._tokenizer = context, dispatcher, rewards, tokenizer
         self._share, self._fleet, self._player, self._drafter = share, fleet, player, drafter
         self._sampling: Sampling | None = None  # None: nothing is being sampled
@@ -122,13 +123,13 @@ class Collector:
         spare: bool = False,
         race: RaceUnderWay | None = None,
     ) -> Round:
-        """Sample and grade; one group per pick, in their order.
+        """Sample and grade. The result has one group per pick, in order.
 
-        `step`: what reward functions are told. `same_step`: a further round of the RL step before, whose failures count
-        on. `to_the_end`: it is not given up when the run is asked to stop. `spare`: workers without work may train the
-        drafter, from the first response on, when every worker that gets work has it, until nothing is left to sample,
-        and longer where that disturbs nobody. `race`: ends responses of groups that cannot be among the shortest.
-        Raises Interrupted if asked to stop meanwhile; what the dispatcher and the reward pool raise.
+        `step`: passed to reward functions. `same_step`: a further round of the last RL step, whose failures are added
+        up. `to_the_end`: finish the round even if the run is asked to stop. `spare`: workers out of work may train the
+        drafter. It starts at the first response, when every worker that gets work has it. It ends when nothing is left
+        to sample, or later where it disturbs nothing. `race`: ends responses of groups that cannot be among the
+        shortest. Raises Interrupted if asked to stop, and what the dispatcher and the reward pool raise.
         """
         drafter = self._drafter if spare else None
         try:
@@ -168,7 +169,7 @@ class Collector:
             self._context.interrupt.check()
         if sampling.episodes is not None:
             stats = replace(stats, requests=len(batch), failed=(*stats.failed, *sampling.failed))
-        if self._share:  # while the grades come in: nobody waits for it
+        if self._share:  # while grades arrive, so that nothing waits for it
             made_by = stats.sampled_by
             self._dispatcher.drafters.share(
                 [(prompt, turn, made_by[i]) for i in sorted(arrived) for prompt, turn in arrived[i].turns(batch)]
@@ -203,7 +204,7 @@ class Collector:
         )
 
     def _sample(self, sampling: "Sampling", interrupt: Interrupt | None) -> DispatchStats:
-        """Until all has ended; given up if the run is asked to stop."""
+        """Run until all requests have ended, or until the run is asked to stop."""
         self._sampling = sampling
         if self._player is not None:
             sampling.episodes = self._player.begin(sampling.batch)
@@ -221,17 +222,17 @@ class Collector:
     # Reactions.
 
     def ended(self, rollout: Rollout) -> None:
-        """A worker has sampled a response, or a turn of one."""
+        """Take a response, or a turn of one, that a worker has sampled."""
         sampling = self._sampling
         if sampling is None:
-            return  # it was given up
+            return  # the round was given up
         if sampling.episodes is None:
             self._finished(sampling, rollout, None)
         else:
             sampling.episodes.turn(rollout)
 
     def progressed(self, request_id: int, tokens: int) -> None:
-        """A response has so many tokens by now."""
+        """Take the number of tokens so far of a response."""
         if (sampling := self._sampling) is not None and sampling.race is not None:
             self._give_up(sampling.race.reached(request_id, tokens))
 

@@ -1,4 +1,6 @@
-"""Whether new weights go to workers as what changed. Owns that a default costs nothing where it brings nothing."""
+"""Whether new weights go to workers as deltas. Owns the rule that the default costs nothing where deltas do
+not help.
+"""
 
 from typing import Literal
 
@@ -6,20 +8,21 @@ from actors.learner import PublishedDelta
 from launch.dispatch import Deltas
 from launch.observe import Observer
 
-_SHARE = 0.25  # of the whole buffer, above which `auto` leaves a delta: to encode and to apply it costs too
-_IN_VAIN = 3  # updates in a row whose delta was larger; then `auto` looks no more
+_SHARE = 0.25  # of the whole buffer, above which `auto` drops a delta, since it also costs encoding and applying
+_IN_VAIN = 3  # updates in a row whose delta was larger; then `auto` stops looking
 
 
 class DeltaChoice:
-    """By `cluster.weights_delta`. For weights that go through the object store."""
+    """The choice of `cluster.weights_delta`, for weights that go through the object store."""
 
     def __init__(self, wanted: Literal["auto", "never", "always"], observer: Observer) -> None:
         self._wanted, self._observer = wanted, observer
         self._in_vain = 0
 
     def share(self, *, elsewhere: bool) -> float:
-        """The largest delta that the learner shall make, as a share of the whole; 0: it need not look. `elsewhere`: a
-        worker is on another node than the learner's rank 0. On its node all map the one buffer, which is faster."""
+        """Return the largest delta that the learner may make, as a share of the whole; 0: it need not look.
+        `elsewhere`: a worker is on another node than the learner's rank 0. Workers on its node map the one buffer,
+        which is faster."""
         match self._wanted:
             case "always":
                 return 1.0
@@ -29,7 +32,7 @@ class DeltaChoice:
                 return 0.0
 
     def deltas(self, found: PublishedDelta | None, home: str) -> Deltas:
-        """For the workers, of what the learner found: None: there was nothing to compare with."""
+        """Return the workers' deltas from what the learner found; None: there was nothing to compare with."""
         if found is not None and self._wanted == "auto":
             self._in_vain = 0 if found.ref is not None else self._in_vain + 1
             if self._in_vain == _IN_VAIN:

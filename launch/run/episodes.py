@@ -1,7 +1,7 @@
-"""The episodes of one round: turns that come from engines, answers that come from environments, and what follows.
+"""The episodes of one round: turns from engines, answers from environments, and what follows each.
 
-Owns where each episode is. Whoever is asked next is told at once, in the order of arrival; what is asked depends on
-nothing but the episode: its prompt, its tokens and what the environment said to them.
+Owns the progress of each episode. The next party is asked at once, in order of arrival. Its input depends only on the
+episode: the prompt, the tokens and the environment's answers.
 """
 
 import time
@@ -23,7 +23,7 @@ _SEED_BITS = 63
 
 
 class Environments(Protocol):
-    """actors.environment_worker.EnvironmentPool."""
+    """Interface of actors.environment_worker.EnvironmentPool."""
 
     def begin(self) -> None: ...
     def play(self, key: int, call: EnvironmentCall) -> None: ...
@@ -31,13 +31,13 @@ class Environments(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Episode:
-    """A complete one. Its rollout has the T drawn tokens of all turns, one behind the other."""
+    """A complete episode. Its rollout has the T drawn tokens of all turns, concatenated."""
 
     prompt: str
     prompt_tokens: NDArray[np.int32]  # [L], with what was observed before the first turn
     response_tokens: NDArray[np.int32]  # [R], turns and observations
     drawn: NDArray[np.bool_]  # [R], T of them true
-    said: tuple[Said, ...]  # behind the prompt
+    said: tuple[Said, ...]  # after the prompt
     turns: tuple[Sampled, ...]
 
     @property
@@ -48,12 +48,12 @@ class Episode:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class _Running:
-    request: Request  # as the batch asked for it
-    room: int  # tokens behind the prompt
+    request: Request  # as the batch requested it
+    room: int  # tokens after the prompt
     prompt: str = ""
     prompt_tokens: NDArray[np.int32]
-    parts: list[NDArray[np.int32]] = field(default_factory=list)  # behind the prompt: turns and observations ...
-    of_model: list[bool] = field(default_factory=list)  # ... and which they are
+    parts: list[NDArray[np.int32]] = field(default_factory=list)  # after the prompt: turns and observations ...
+    of_model: list[bool] = field(default_factory=list)  # ... and which of them the model said
     rollouts: list[Rollout] = field(default_factory=list)
     said: list[Said] = field(default_factory=list)
     actions: list[str] = field(default_factory=list)
@@ -66,14 +66,14 @@ class _Running:
 
     @property
     def prompt_lengths(self) -> list[int]:
-        """Tokens before each of its turns."""
+        """Token counts before each of its turns."""
         before = accumulate(map(len, self.parts), initial=len(self.prompt_tokens))
         return [length for length, of_model in zip(before, self.of_model, strict=False) if of_model]
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeRunner:
-    """What all episodes of a run are played with."""
+    """The parts that all episodes of a run share."""
 
     options: EnvironmentOptions
     environments: Environments
@@ -85,7 +85,7 @@ class EpisodeRunner:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeEnded:
-    """It is complete."""
+    """The episode is complete."""
 
     rollout: Rollout
     episode: Episode
@@ -93,14 +93,14 @@ class EpisodeEnded:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeFailed:
-    """Its environment has failed."""
+    """The episode's environment has failed."""
 
     request_id: int
     answer: EnvironmentAnswer
 
 
 class Episodes:
-    """Episodes of one batch. An answer returns what follows: a turn to be sampled, or the episode's end."""
+    """Episodes of one batch. Each answer returns what follows: a turn to sample, or the episode's end."""
 
     def __init__(self, player: EpisodeRunner, batch: Batch, clock: Callable[[], float] = time.monotonic) -> None:
         self._batch, self._options, self._environments = batch, player.options, player.environments
@@ -118,11 +118,11 @@ class Episodes:
 
     @property
     def waiting(self) -> bool:
-        """Turns are still to come that no worker knows of."""
+        """Whether turns are still to come that no worker has yet."""
         return bool(self._asked)
 
     def turn(self, rollout: Rollout) -> None:
-        """A worker has sampled one."""
+        """Take a turn that a worker has sampled."""
         running = self._running[rollout.request_id]
         running.parts.append(rollout.tokens)
         running.of_model.append(True)
@@ -131,7 +131,7 @@ class Episodes:
         self._ask(rollout.request_id)
 
     def answered(self, key: int, answer: EnvironmentAnswer) -> Request | EpisodeEnded | EpisodeFailed:
-        """An environment has."""
+        """Take an environment's answer."""
         self._asked.discard(key)
         running = self._running[key]
         running.waited_s += self._clock() - running.asked_s
@@ -143,7 +143,7 @@ class Episodes:
         return self._go_on(running, answer)
 
     def metrics(self) -> dict[str, float]:
-        """turns/* of the episodes that are complete."""
+        """Return turns/* of the complete episodes."""
         if not self._done:
             return {}
         turns = [rollout for running in self._done for rollout in running.rollouts]
@@ -173,7 +173,7 @@ class Episodes:
         self._environments.play(key, call)
 
     def _begin(self, running: _Running, observed: Messages) -> Request | EpisodeFailed:
-        """The first turn, behind the record's prompt and what the environment began with."""
+        """Return the first turn, after the record's prompt and the environment's first messages."""
         prompt = self._batch.prompt(running.request.request_id)
         running.prompt = prompt.text
         if observed:
@@ -209,7 +209,7 @@ class Episodes:
         return self._sample(running)
 
     def _sample(self, running: _Running) -> Request:
-        """The next turn."""
+        """Return the next turn."""
         asked, begun = running.request, running.length
         left = running.room - begun
         drawn = sum(len(rollout.tokens) for rollout in running.rollouts)
@@ -254,7 +254,7 @@ class Episodes:
         return str(self._template.tokenizer.decode(tokens, skip_special_tokens=True))
 
     def _cut(self, message: dict[str, str]) -> dict[str, str]:
-        """With a text of at most max_observation_tokens."""
+        """Truncate a message's text to max_observation_tokens."""
         most, tokenizer = self._options.max_observation_tokens, self._template.tokenizer
         tokens: Sequence[int] = tokenizer.encode(message["content"], add_special_tokens=False)
         return message if len(tokens) <= most else {**message, "content": str(tokenizer.decode(tokens[:most]))}

@@ -1,10 +1,10 @@
 """Held-out evaluation: `eval.samples` responses per prompt of data.eval, or of eval.sets. Changes nothing in the run.
 
-The noise is that of epoch -1 with the run's seed: every evaluation of a run, and a later `paceline eval`, draws with
-the same noise, so that differences come from the weights alone.
+The noise is that of epoch -1 with the run's seed. Every evaluation of a run, and a later `paceline eval`, draws the
+same noise, so that differences come from the weights alone.
 
-With low-bit rollouts an evaluation is of what the run samples from, in that precision; `evaluate_masters` has engines
-compute with the same weights in model.dtype.
+With low-bit rollouts an evaluation measures what the run samples from, in that precision. `evaluate_masters` has
+engines compute with the same weights in model.dtype.
 """
 
 import time
@@ -28,8 +28,8 @@ from launch.run.opening import open_job
 
 
 def evaluate_job(job: Job, *, printed: bool = True) -> dict[str, float]:
-    """Evaluate the weights that the workers hold; metrics `eval/*` (launch.run.measures), recorded once per number of
-    steps done. `printed`: as Observer.evaluation has it."""
+    """Evaluate the weights that the workers hold. Returns metrics `eval/*` (launch.run.measures), recorded once per
+    number of steps done. `printed`: see Observer.evaluation."""
     key = str(job.steps_done)
     if not job.held_out or key in job.evaluations:
         return job.evaluations.get(key, {})
@@ -40,9 +40,9 @@ def evaluate_job(job: Job, *, printed: bool = True) -> dict[str, float]:
 
 
 def evaluate_masters(job: Job, *, printed: bool = True) -> dict[str, float]:
-    """After `evaluate_job` of a run with low-bit rollouts, once: the same evaluation of the same weights in
-    model.dtype, as `eval/master_*`. From then on engines hold those: nothing is to be sampled for training before the
-    next `Job.publish`. Nothing where rollouts are in full precision, or where the engine keeps its precision."""
+    """After `evaluate_job` of a run with low-bit rollouts, repeat the evaluation with the same weights in model.dtype,
+    as `eval/master_*`. Done once. Engines hold those weights afterwards, so sample nothing for training before the next
+    `Job.publish`. Does nothing if rollouts are in full precision, or if the engine keeps its precision."""
     key, options = str(job.steps_done), job.config.rollout
     metrics = job.evaluations.get(key, {})
     if options.quantization == "none" or not job.held_out or MASTER_REWARD in metrics:
@@ -64,8 +64,8 @@ def evaluate_masters(job: Job, *, printed: bool = True) -> dict[str, float]:
 
 
 def _sampled(job: Job, *, told: bool = True) -> dict[str, float]:
-    """Metrics of what the workers hold. All sets are sampled at once: one tail for all. `told`: the observer gets the
-    responses, and how often each prompt was solved."""
+    """Return metrics of the weights that workers hold. All sets are sampled at once, so that there is one tail. `told`:
+    pass the observer the responses, and how often each prompt was solved."""
     counts = [held.samples for held in job.held_out for _ in held.prompts]
     sampling = [held.sampling for held in job.held_out for _ in held.prompts]
     batch = Batch(
@@ -103,14 +103,14 @@ def _sampled(job: Job, *, told: bool = True) -> dict[str, float]:
 
 
 def evaluate(config: Config) -> tuple[dict[str, float], Path]:
-    """`paceline eval`: start the actors, evaluate model.path, and end them. The metrics, and the folder with the
-    responses."""
+    """`paceline eval`: start the actors, evaluate model.path, and end them. Returns the metrics, and the folder with
+    the responses."""
     ((metrics, folder),) = evaluate_each([config])
     return metrics, folder
 
 
 def evaluate_each(configs: Sequence[Config]) -> list[tuple[dict[str, float], Path]]:
-    """`evaluate` of several configurations that differ in model and name, one after the other on one start of Ray."""
+    """Evaluate several configurations that differ in model and name, one after the other on one start of Ray."""
     for config in configs:
         if not config.eval_sets:
             raise PacelineError("there is nothing to evaluate on", remedy="set data.eval=FILE, or eval.sets")

@@ -1,5 +1,7 @@
-"""Graded responses by prompt, as plain data, and what the learner gets of them. Owns which groups and responses train,
-and with which advantages; the formulas are in policies. Knows nothing of workers, rounds or Ray.
+"""Graded responses by prompt, as plain data, and the training sequences made of them.
+
+Owns which groups and responses train, and with which advantages; policies have the formulas. Independent of workers,
+rounds and Ray.
 """
 
 import math
@@ -24,24 +26,24 @@ from policies.own_advantages import own_advantages
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Graded:
-    """One response with its grade. `text` is decoded without special tokens."""
+    """One graded response. `text` is decoded without special tokens."""
 
     rollout: Rollout
     grade: Grade
     text: str
     worker: str = ""  # the rollout worker that finished it
     reissued: bool = False  # more than one worker sampled it
-    episode: Episode | None = None  # of which `rollout` has the tokens that the model drew, and `text` what it said
-    begun: tuple[tuple[int, int], ...] = ()  # (version, tokens) of what was sampled in earlier RL steps
+    episode: Episode | None = None  # whose model turns are in `rollout` and `text`
+    begun: tuple[tuple[int, int], ...] = ()  # (version, tokens) sampled in earlier RL steps
 
     @property
     def versions(self) -> tuple[tuple[int, int], ...]:
-        """(version of the weights, tokens that they sampled), in the order of the tokens."""
+        """(weights version, tokens sampled with it), in the order of the tokens."""
         newest = self.rollout.tokens.size - sum(tokens for _, tokens in self.begun)
         return (*self.begun, (self.rollout.weights_version, newest))
 
     def sample(self, pick: Pick, held_out: str = "", number: int | None = None) -> Sample:
-        """`held_out`: the set, of an evaluation; `number`: which response to the prompt it is, from 0."""
+        """`held_out`: the evaluation's set. `number`: index of the response to its prompt, from 0."""
         return Sample(
             uid=pick.prompt.uid,
             set=held_out,
@@ -63,24 +65,24 @@ class Graded:
 
 @dataclass(frozen=True, slots=True)
 class PromptGroup:
-    """All responses to one prompt that arrived, in the order of their samples."""
+    """All responses to one prompt that arrived, ordered by sample."""
 
     pick: Pick
     members: list[Graded]
 
     @property
     def graded(self) -> list[Graded]:
-        """Without those whose grading failed; none if the record says nothing about any of them."""
+        """The members without failed gradings; empty if the record cannot grade any."""
         return [] if self.bad_record else [member for member in self.members if member.grade.error is None]
 
     @property
     def bad_record(self) -> bool:
-        """Whether the record cannot grade anything (reward events: bad_record)."""
+        """Whether the record cannot grade any response (reward events: bad_record)."""
         return any(member.grade.bad_record for member in self.members)
 
 
 def signal(group: PromptGroup, objective: ObjectiveOptions) -> bool:
-    """Whether dynamic sampling counts the group: it stops when rollout.prompts_per_step of them are there."""
+    """Whether dynamic sampling counts the group. It stops once rollout.prompts_per_step groups count."""
     members = group.graded
     return has_signal([m.grade.value for m in members], sum(_trains(m, objective) for m in members))
 
@@ -93,19 +95,19 @@ def training_sequences(
     max_new_tokens: int,
     asked: int | None = None,
 ) -> tuple[list[TrainSequence], dict[str, float]]:
-    """What the learner gets of `groups`, in their order, and metrics: see docs/reference/metrics.md.
+    """Return the learner's sequences from `groups`, in their order, and metrics (docs/reference/metrics.md).
 
     A response counts in its group's baseline with its shaped reward even if it does not train itself
     (`objective.mask_truncated`), as in DAPO and TRL. With dynamic sampling the first `prompts_per_step` groups with
-    signal are used, in their order, as in DAPO; the others are neither trained on nor part of the batch's statistics.
-    With KL in the reward they are not whitened yet: see `with_kl`.
+    signal are used, as in DAPO; the others neither train nor enter the batch's statistics. With KL in the reward,
+    advantages are not whitened yet: see `with_kl`.
 
-    `asked`: responses asked for in all of `groups`, if prompts may have different numbers of them or some are given up;
-    None: all weights are 1. Then response j of prompt i has the weight (asked / len(groups) / n_i) / propensity_ij, n_i
-    being the graded responses of the prompt: prompts count alike, however many responses they got (DUET, eq. 6, without
-    its lower clip, which would let small groups count less), and responses that a coin let go on count for those that
-    it did not. Those that were given up do not train; the others are compared with them too, which is unbiased for a
-    baseline that leaves oneself out (DUET, A.2.6).
+    `asked`: responses requested in all of `groups`, if prompts may have different numbers of them or some are given up.
+    None: all weights are 1. Otherwise response j of prompt i has the weight (asked / len(groups) / n_i) /
+    propensity_ij, with n_i graded responses of the prompt. So prompts count alike, whatever their number of responses
+    (DUET, eq. 6, without its lower clip, which would make small groups count less). Responses that survived a coin toss
+    also count for those that did not. Given-up responses do not train, but enter the baseline of the others, which is
+    unbiased for a leave-one-out baseline (DUET, A.2.6).
     """
     least = 2 if objective.baseline in ("group", "leave_one_out") else 1  # a group of one has no baseline
     graded = [(group, members) for group in groups if len(members := group.graded) >= least]
@@ -142,7 +144,7 @@ def training_sequences(
         varied = len(signals)
     elif objective.baseline in ("group", "leave_one_out"):
         varied = len(graded) - zero_variance
-    elif objective.normalize == "whiten":  # any difference in the batch is signal for all of it
+    elif objective.normalize == "whiten":  # any difference in the batch gives signal to all of it
         varied = len(graded) if graded and not has_zero_variance(np.concatenate(rewards)) else 0
     else:
         varied = sum(bool(advantages.advantages.any()) for advantages in made)
@@ -172,7 +174,7 @@ def _advantages(
 
 
 def sequence(pick: Pick, member: Graded, advantage: float, weight: float = 1.0) -> TrainSequence:
-    """One response as the learner sees it."""
+    """Make the learner's sequence of one response."""
     episode = member.episode
     return TrainSequence(
         prompt_tokens=pick.prompt.tokens if episode is None else episode.prompt_tokens,
@@ -208,8 +210,8 @@ def given_up(member: Graded) -> bool:
 def with_kl(
     sequences: Sequence[TrainSequence], kl: Sequence[NDArray[np.float32]], objective: ObjectiveOptions
 ) -> tuple[list[TrainSequence], dict[str, float]]:
-    """The sequences with an advantage for each token, the KL of the tokens from it on taken from its reward, and the
-    metric `kl`. `kl`: of every token, [T] each, in their order (LearnerGroup.reference_kl)."""
+    """Return the sequences with per-token advantages, and the metric `kl`. Each token's advantage has the KL from that
+    token on subtracted. `kl`: of every token, [T] each, in their order (LearnerGroup.reference_kl)."""
     if not sequences:
         return [], {}
     made = kl_in_reward(
@@ -233,7 +235,7 @@ def _masked(member: Graded, objective: ObjectiveOptions) -> bool:
 def _shaped(
     groups: Sequence[Sequence[Graded]], objective: ObjectiveOptions, max_new_tokens: int
 ) -> tuple[list[list[float]], dict[str, float]]:
-    """The rewards that advantages are made of, and, if they are not those of the grader, what became of them."""
+    """Return the rewards for the advantages, and metrics of shaping if they differ from the grader's."""
     rewards = [[m.grade.value for m in members] for members in groups]
     metrics = dict[str, float]()
     if groups and objective.length_penalty:

@@ -1,5 +1,6 @@
-"""What a run reads: tokenizer, prompts, held-out prompts. Loaded before Ray and before a warm start, so that a bad line
-costs seconds.
+"""Inputs of a run: tokenizer, prompts, held-out prompts.
+
+Loaded before Ray and before a warm start, so that a bad line costs only seconds.
 """
 
 from collections.abc import Sequence
@@ -29,17 +30,17 @@ from launch.config import Config
 from launch.config.paths import tokenizer_dir
 from models.config import read_config
 
-DRAWN = ("temperature", "top_k", "top_p", "max_new_tokens")  # what a held-out set says of its own sampling
+DRAWN = ("temperature", "top_k", "top_p", "max_new_tokens")  # a held-out set's own sampling options
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:
-    """Everything that is read from files and never changes."""
+    """All inputs that are read from files and never change."""
 
     tokenizer: Tokenizer
     stop_tokens: tuple[int, ...]
     stop: StopRule | None
-    answer: Marker | None  # of rollout.abort, where it is enabled; of responses to `prompts` only
+    answer: Marker | None  # of rollout.abort, if enabled; only for responses to `prompts`
     prompts: PromptSet
     held_out: "tuple[HeldOut, ...]"
     template: Template
@@ -47,7 +48,7 @@ class Inputs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOut:
-    """One held-out set, and how responses to it are sampled."""
+    """One held-out set, and how its responses are sampled."""
 
     name: str
     prompts: PromptSet
@@ -56,7 +57,8 @@ class HeldOut:
 
 
 def load_inputs(config: Config, *, training: bool = True) -> Inputs:
-    """Raises DataError, which names the key, or the file and line. `training`: False leaves its prompts out."""
+    """Load the inputs. Raises DataError, which names the key, or the file and line. `training`: false leaves the
+    training prompts out."""
     tokenizer = tokenizer_of(config)
     stop_tokens, stop = stop_tokens_of(config, tokenizer), stop_rule(config.rollout.sampling, tokenizer)
     tools = tools_of(config, tokenizer)
@@ -75,7 +77,7 @@ def load_inputs(config: Config, *, training: bool = True) -> Inputs:
 def load_held_out(
     config: Config, tokenizer: Tokenizer, stop_tokens: Sequence[int], tools: Sequence[dict[str, Any]] = ()
 ) -> tuple[HeldOut, ...]:
-    """Config.eval_sets with their prompts. Raises DataError."""
+    """Load Config.eval_sets with their prompts. Raises DataError."""
     usual = config.rollout.sampling
     return tuple(
         HeldOut(
@@ -91,8 +93,8 @@ def load_held_out(
 
 
 def tools_of(config: Config, tokenizer: Tokenizer) -> list[dict[str, Any]]:
-    """Schemas of environment.tools; none without. Starts the environment's process, which must start, and ends it.
-    Raises DataError."""
+    """Return the schemas of environment.tools; empty without. Starts the environment's process and ends it. Raises
+    DataError, also if it does not start."""
     options = config.environment
     if options is None:
         return []
@@ -111,7 +113,7 @@ def tools_of(config: Config, tokenizer: Tokenizer) -> list[dict[str, Any]]:
 
 
 def answer_of(config: Config, tokenizer: Tokenizer, prompts: PromptSet) -> Marker | None:
-    """What ends responses to `prompts` by rollout.abort; None where it is not enabled. Raises DataError."""
+    """Return the marker that ends responses to `prompts` by rollout.abort; None if it is off. Raises DataError."""
     abort = config.rollout.abort
     if not len(prompts) or not abort.enabled or abort.marker is None:
         return None
@@ -122,14 +124,15 @@ def answer_of(config: Config, tokenizer: Tokenizer, prompts: PromptSet) -> Marke
 
 
 def tokenizer_of(config: Config) -> Tokenizer:
-    """The tokenizer, which fits the model. Raises DataError."""
+    """Return the tokenizer, checked against the model. Raises DataError."""
     tokenizer = load_tokenizer(tokenizer_dir(config))
     check_vocabulary(tokenizer, read_config(config.model.path)["vocab_size"])
     return tokenizer
 
 
 def stop_tokens_of(config: Config, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """What ends a response: rollout.sampling.stop_token_ids, else what the model's files say. Raises DataError."""
+    """Return the tokens that end a response: rollout.sampling.stop_token_ids, else those of the model's files. Raises
+    DataError."""
     vocab_size = read_config(config.model.path)["vocab_size"]
     given = config.rollout.sampling.stop_token_ids
     if given is None:

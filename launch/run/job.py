@@ -1,5 +1,5 @@
-"""The parts of one run, and the state of it that a checkpoint holds. Who starts and ends the parts is
-launch.run.opening; the steps themselves are elsewhere.
+"""The parts of one run, and its state in a checkpoint. launch.run.opening starts and ends the parts; other modules own
+the steps.
 """
 
 from dataclasses import dataclass, field
@@ -50,20 +50,20 @@ class Job:
     publisher: Publisher
     memory: SharedMemory
     collector: Collector
-    fleet: Fleet | None = None  # None: nobody comes or goes
-    notices: Notices | None = None  # None: nobody listens
-    skip: Skipping | None = None  # None: no prompt is passed over
-    rounds: RoundSampling | None = None  # None: prompts come in the order of the data
+    fleet: Fleet | None = None  # None: fixed workers
+    notices: Notices | None = None  # None: notices are not watched
+    skip: Skipping | None = None  # None: no prompt is skipped
+    rounds: RoundSampling | None = None  # None: prompts in data order
     speculation: SpeculationMeter | None = None  # None: it is off
     drafter: DrafterTraining | None = None  # None: no drafter is trained
     lookahead: Lookahead | None = None  # None: idle workers sample nothing of the next step
     steps_done: int = 0
-    ahead: list[Round] | None = None  # the next step's responses, where those are sampled while this one is learned
-    carried: list[Carried] = field(default_factory=list)  # by rollout.partial, into the next sampling
+    ahead: list[Round] | None = None  # the next step's responses, if sampled while this one is learned
+    carried: list[Carried] = field(default_factory=list)  # by rollout.partial, to be continued in the next sampling
     evaluations: dict[str, dict[str, float]] = field(default_factory=dict)  # by steps done
-    saved: int = 0  # the last step that has a checkpoint, or that the run goes on from
+    saved: int = 0  # the last step with a checkpoint, or from which the run continues
     saving: bool = False
-    boundary: dict[str, Any] | None = None  # state after the last complete step; None while the learner is past it
+    boundary: dict[str, Any] | None = None  # state after the last complete step; None once the learner has advanced
 
     @property
     def config(self) -> Config:
@@ -79,7 +79,7 @@ class Job:
 
     @property
     def unsaved(self) -> bool:
-        """A complete step has no checkpoint."""
+        """Whether a complete step has no checkpoint."""
         return self.steps_done > self.saved
 
     @property
@@ -88,18 +88,18 @@ class Job:
         return self.steps_done + (self.ahead is not None)
 
     def publish(self) -> Published:
-        """Hand the learner's weights to every rollout worker; returns when all have answered for them."""
+        """Hand the learner's weights to every rollout worker. Returns when all have confirmed them."""
         if self.drafter is not None:
             self.drafter.reached("publishing", self.sampled_step)
-            self.dispatcher.settle()  # what trainers have made is fetched while the target's weights are on their way
+            self.dispatcher.settle()  # fetches trainers' weights while the target's are on their way
         published = self.publisher.publish(self.steps_done)
         if self.drafter is not None:
             self.drafter.hand_out(self.dispatcher, self.steps_done)
         return published
 
     def state_dict(self) -> dict[str, Any]:
-        """The driver's side of a checkpoint, JSON but for `ahead` and `put_off`, which get files of their own
-        (launch.run.ahead, launch.run.rounds)."""
+        """Return the driver's side of a checkpoint. It is JSON except for `ahead` and `put_off`, which get their own
+        files (launch.run.ahead, launch.run.rounds)."""
         return {
             "steps_done": self.steps_done,
             "ahead": Responses(self.ahead, self.carried),

@@ -1,6 +1,7 @@
-"""Looking ahead (`rollout.lookahead`): which samples of the next RL step idle workers may sample now, and what it
-brought. Owns no text: that is the dispatcher's. It never decides what is asked for, and no state of a run follows from
-it: all of it may be lost, so nothing of it is in a checkpoint.
+"""Lookahead (`rollout.lookahead`): which samples of the next RL step idle workers may sample now, and its results.
+
+The text belongs to the dispatcher. Lookahead never decides what is requested, and no state of a run depends on it. All
+of it may be lost, so a checkpoint has none of it.
 """
 
 import math
@@ -23,7 +24,7 @@ from policies.lookahead import PROBE, Extent, Measured, Worth
 
 @dataclass(slots=True, kw_only=True)
 class Lookahead:
-    """Of one run."""
+    """The lookahead of one run."""
 
     early: EarlySampling
     config: Config

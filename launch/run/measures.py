@@ -1,5 +1,6 @@
-"""What an evaluation says of the responses to a held-out set: mean reward, pass@k, maj@k, and the same of each source.
-Owns what counts as right, which answers are the same, and the metrics' names; samples nothing.
+"""Metrics of the responses to a held-out set: mean reward, pass@k, maj@k, and the same for each source.
+
+Owns the definition of right answers, the equality of answers, and the metrics' names. Samples nothing.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +21,7 @@ Metrics = dict[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Votes:
-    """Answers of one prompt's responses: how many are right, how many give each wrong answer, how many give none."""
+    """Answers of one prompt's responses: the number of right ones, of each wrong one, and of none."""
 
     right: int
     wrong: tuple[int, ...]
@@ -28,10 +29,11 @@ class Votes:
 
 
 def set_metrics(groups: Sequence[PromptGroup], ks: Sequence[int], reward: RewardOptions) -> Metrics:
-    """Metrics of the groups of one set: `reward`, `prompt_std`, `length_mean`, `pass@k`, `maj@k`, and reward, pass@k
-    and maj@k as `source/<source>/...` if prompts have sources. Means over prompts; nothing if nothing was graded.
+    """Return metrics of one set's groups: `reward`, `prompt_std`, `length_mean`, `pass@k`, `maj@k`. If prompts have
+    sources, also reward, pass@k and maj@k as `source/<source>/...`. Means over prompts; empty if nothing was graded.
 
-    pass@k is left out where no prompt has k graded responses, maj@k also for k = 1 and where no term reads answers.
+    pass@k is left out if no prompt has k graded responses. maj@k is also left out for k = 1, and if no term reads
+    answers.
     """
     metrics = _means(groups, ks, reward)
     if not metrics:
@@ -46,8 +48,8 @@ def set_metrics(groups: Sequence[PromptGroup], ks: Sequence[int], reward: Reward
 
 
 def named(sets: Mapping[str, Metrics], *, alone: bool) -> Metrics:
-    """All sets' metrics as `eval/<set>/<name>`, and as `eval/<name>` the means over sets of what all have, each set
-    counting alike. `alone`: there is one without a name of its own: `eval/<name>` is all."""
+    """Return all sets' metrics as `eval/<set>/<name>`, and as `eval/<name>` the unweighted means over sets of common
+    metrics. `alone`: the only set has no name; then there is only `eval/<name>`."""
     if alone:
         (metrics,) = sets.values()
         return {f"eval/{name}": value for name, value in metrics.items()}
@@ -62,12 +64,12 @@ def named(sets: Mapping[str, Metrics], *, alone: bool) -> Metrics:
 
 
 def right(member: Graded, reward: RewardOptions) -> bool:
-    """By the whole reward."""
+    """Whether the response is right by its total reward."""
     return member.grade.value >= reward.right_from - 1e-9
 
 
 def by_prompt(groups: Sequence[PromptGroup], which: str, reward: RewardOptions) -> list[dict[str, Any]]:
-    """The lines of eval_prompts.jsonl: for each prompt with graded responses its success rate and mean reward."""
+    """Return the lines of eval_prompts.jsonl: success rate and mean reward of each prompt with graded responses."""
     return [
         {
             "set": which,
@@ -82,10 +84,10 @@ def by_prompt(groups: Sequence[PromptGroup], which: str, reward: RewardOptions) 
 
 
 def votes_of(group: PromptGroup, reward: RewardOptions) -> Votes | None:
-    """The answers as the first math term reads them, right where that term says so; None without such a term.
+    """Return the answers as the first math term reads them, right if that term says so; None without such a term.
 
-    Right answers equal the gold answer, so they are one. Wrong ones are the same where that is certain without algebra
-    (actors.rewards.equality); one joins the first group, in the order of the samples, whose first member it equals.
+    Right answers equal the gold answer, so they form one group. Wrong ones are equal if that is certain without algebra
+    (actors.rewards.equality). Each joins the first group, in the order of the samples, whose first member it equals.
     """
     term = next((term for term in reward.terms if term.kind == "math"), None)
     if term is None:

@@ -1,5 +1,6 @@
-"""How a run's parts are made: all actors start at once, and end when the run does. Owns their order, and nothing that
-happens later: that is in launch.run.reactions.
+"""Open a run: make its parts, start all actors at once, and end them with the run.
+
+Owns the order of the starts. launch.run.reactions has everything that happens later.
 """
 
 import os
@@ -58,7 +59,7 @@ from policies.idle import IdleTime
 from policies.lengths import LengthModel
 from policies.roofline.pace import Pace
 
-KEPT_DIR = "kept_steps"  # in the run's folder: what the learner was given since its last checkpoint, while it runs
+KEPT_DIR = "kept_steps"  # in the run's folder: the learner's inputs since its last checkpoint, during the run
 
 
 @contextmanager
@@ -74,10 +75,9 @@ def open_job(
 ) -> Iterator[Job]:
     """Start every actor at once, and end them all when the block is left.
 
-    `model_dir`: the initial weights (the warm start's result, or model.path). `run_dir`: the run's folder.
-    `inputs`: default: loaded here. `versions`: of the cluster's nodes; default: nobody is asked. `pace`: of
-    experiments (see policies.roofline.pace). Raises ConfigError for
-    what fits none of the cluster's GPUs.
+    `model_dir`: the initial weights (the warm start's result, or model.path). `run_dir`: the run's folder. `inputs`:
+    default: loaded here. `versions`: of the cluster's nodes; default: not checked. `pace`: of experiments (see
+    policies.roofline.pace). Raises ConfigError for what fits none of the cluster's GPUs.
     """
     config, note = fitted_to_cluster(config)
     context = RunContext(
@@ -180,7 +180,7 @@ def open_job(
 
 @dataclass(frozen=True, slots=True)
 class WorkerStarts:
-    """What a rollout worker starts with, by its name."""
+    """The arguments of a rollout worker's start, by its name."""
 
     make: Callable[..., RolloutEngine]
     options: EngineOptions
@@ -191,7 +191,7 @@ class WorkerStarts:
         return self.placement.engine_factory(partial(self.make, name=name))
 
     def training(self, name: str) -> SpotPlan | None:
-        """How it trains the drafter when it is out of work."""
+        """Return how it trains the drafter when it is out of work."""
         return self.drafter.plan(name, self.options) if self.drafter is not None else None
 
 
@@ -209,7 +209,7 @@ def kept_calibrations(context: RunContext) -> Iterator[CalibrationStore]:
 def listening(
     context: RunContext, fleet: Fleet, learner: FailoverLearner, rewards: RewardPool, drafter: DrafterTraining | None
 ) -> Iterator[Notices | None]:
-    """To notices about nodes, where there may be any."""
+    """Watch for notices about nodes, if there may be any."""
     if not listens(context.config):
         yield None
         return
@@ -222,14 +222,14 @@ def listening(
 
 
 def fitted_to_cluster(config: Config) -> tuple[Config, str]:
-    """The configuration as the cluster's GPUs take it, and what there is to say of that."""
+    """Return the configuration fitted to the cluster's GPUs, and a note about it."""
     if config.cluster.layout == "embedded":
         return config, ""
     return fitted(config, ray.nodes())  # type: ignore[no-untyped-call]
 
 
 def announce(context: RunContext, inputs: Inputs, note: str) -> None:
-    """What is worth knowing before the run begins."""
+    """Report facts that are useful before the run begins."""
     config, event, prompts = context.config, context.observer.event, inputs.prompts
     for part in prompts.sets:
         event("data", f"data.sets, {part.name}: {part.report.summary()}")
@@ -262,14 +262,14 @@ def announce(context: RunContext, inputs: Inputs, note: str) -> None:
 
 
 def listens(config: Config) -> bool:
-    """Whether notices about nodes are listened to: on a cluster that was there before, or where a cloud is named. A
-    head of the run's own, as on a laptop, has nobody who would drain it, and most likely no cloud."""
+    """Whether to watch for notices about nodes: on an existing cluster, or if a cloud is named. A run's own head, as on
+    a laptop, has no one to drain it, and most likely no cloud."""
     return attaches(config.cluster.address) or config.cluster.spot.provider not in ("auto", "none")
 
 
 def not_repeatable(config: Config) -> str | None:
-    """Why two runs of this configuration, or one that is resumed, need not sample or learn the same; None: they do,
-    where model.batch_invariant holds."""
+    """Return why two runs of this configuration, or a resumed one, may sample or learn differently. None if they do
+    not, given model.batch_invariant."""
     backend = config.rollout.engine.backend
     if capabilities_of(config).batch_invariant:
         judges = [term.label for term in config.reward.terms if term.kind == "judge"]
@@ -283,8 +283,8 @@ def not_repeatable(config: Config) -> str | None:
 
 
 def engine_options(config: Config) -> EngineOptions:
-    """rollout.engine with its ranks and their threads decided: the ranks of an embedded run's engines share this
-    machine's cores evenly."""
+    """Return rollout.engine with ranks and threads decided: the ranks of an embedded run's engines share this machine's
+    cores evenly."""
     ranks = config.engine_ranks
     engine = config.rollout.engine.model_copy(update={"tensor_parallel": ranks})
     if engine.threads is not None or config.cluster.layout != "embedded":
@@ -298,7 +298,7 @@ def engine_start(
     calibrations: CalibrationStore | None = None,
     pace: Pace | None = None,
 ) -> "partial[RolloutEngine]":
-    """What makes a worker's engine, but for its name. `model`: with the weights that the run begins with."""
+    """Return what makes a worker's engine, given its name. `model`: with the run's initial weights."""
     recording = config.drafter.recording
     recorded = config.drafter.train and recording.source == "engine"
     drawn: list[SamplingOptions | EvalSetOptions] = [config.rollout.sampling, *config.eval_sets.values()]

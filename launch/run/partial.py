@@ -1,8 +1,8 @@
-"""Responses that take several RL steps (`rollout.partial`): each samples so many tokens in one and goes on in the next,
-with newer weights. Owns what is carried from step to step, and which version sampled which token; a group is learned
-from when all of its responses have ended.
+"""Responses that take several RL steps (`rollout.partial`): a limited number of tokens per step, each with newer
+weights.
 
-Source: partial rollouts with a fixed token budget, Kimi k1.5 (arXiv 2501.12599), section 2.6.2.
+Owns what is carried from step to step, and which version sampled which token. A group trains when all its responses
+have ended. Source: partial rollouts with a fixed token budget, Kimi k1.5 (arXiv 2501.12599), section 2.6.2.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ _UNFINISHED = Grade(value=0.0, error="unfinished")
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """The responses to one prompt of which some go on, by their samples: those are ABORT, and not graded."""
+    """The responses to one prompt, by sample, of which some continue. Those are ABORT, and not graded."""
 
     pick: Pick
     members: dict[int, Graded]
@@ -31,8 +31,8 @@ def goes_on(member: Graded) -> bool:
 
 
 def segments(batch: Batch, carried: Sequence[Carried], options: PartialOptions, *, last: bool) -> Batch:
-    """What of `batch`, whose first picks are `carried`'s, is sampled in this step, and up to where. `last`: to its end,
-    since no step follows."""
+    """Return the requests of `batch` to sample in this step, with their limits. Its first picks are those of `carried`.
+    `last`: sample to the end, since no step follows."""
     requests = []
     for request in batch.requests:
         index, sample = batch.place(request.request_id)
@@ -55,8 +55,8 @@ def segments(batch: Batch, carried: Sequence[Carried], options: PartialOptions, 
 
 
 def settled(collected: Round, batch: Batch, carried: Sequence[Carried]) -> tuple[Round, list[Carried]]:
-    """The round with the groups that are complete, and what is carried on of the others, both in the order of the
-    picks. Versions are those of every part."""
+    """Return the round with its complete groups, and what the others carry on, both in the order of the picks. Versions
+    cover every part."""
     groups, counts, rest = list[PromptGroup](), list[int](), list[Carried]()
     for index, pick in enumerate(batch.picks):
         before = carried[index].members if index < len(carried) else {}

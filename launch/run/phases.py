@@ -1,5 +1,6 @@
-"""Who holds a shared GPU's memory when: engines asleep while the learner works, the optimizer's state on the host while
-engines decode. Owns what is done before each phase; the learner and the engines know how."""
+"""Sharing of a GPU's memory: engines sleep while the learner works, the optimizer's state is on the host while engines
+decode. Owns what happens before each phase; the learner and the engines implement it.
+"""
 
 from dataclasses import dataclass
 
@@ -23,8 +24,8 @@ _CAREFUL = MemoryPhases(engines_sleep=True, optimizer_away=True)
 
 
 def memory_phases(config: Config, device_bytes: int | None) -> MemoryPhases:
-    """By `cluster.offload`; auto: the least that makes all phases fit a GPU that learner and engines share, by the
-    memory plan. `device_bytes`: of such a GPU; None, not known: all of it."""
+    """Choose the phases by `cluster.offload`; auto: the least offloading with which all phases fit a shared GPU, by the
+    memory plan. `device_bytes`: memory of such a GPU; None (unknown): offload everything."""
     match config.cluster.offload:
         case "never":
             return EVERYBODY_STAYS
@@ -41,7 +42,8 @@ def memory_phases(config: Config, device_bytes: int | None) -> MemoryPhases:
 
 
 class SharedMemory:
-    """For the driver's thread. What fails here costs memory, not the run: it is said, and the phase begins."""
+    """The switch between phases, for the driver's thread. A failure here costs memory, not the run: it is reported, and
+    the phase begins."""
 
     def __init__(self, learner: FailoverLearner, dispatcher: RolloutDispatcher, context: RunContext) -> None:
         config = context.config
@@ -56,29 +58,28 @@ class SharedMemory:
             context.observer.event("memory_phases", f"{'; '.join(moves)} (cluster.offload: {config.cluster.offload})")
 
     def decode(self) -> None:
-        """Engines are about to get work, which wakes them."""
+        """Prepare for engines to decode; their first work wakes them."""
         if self._phases != EVERYBODY_STAYS:
             self._learner.rest(optimizer=self._phases.optimizer_away)
 
     def learn(self) -> None:
-        """The learner is about to work, and engines have none."""
+        """Prepare for the learner to work, while engines are idle."""
         if self._phases.engines_sleep:
             for name, reason in self._dispatcher.sleep(SLEEP_TIMEOUT_S).items():
                 self._observer.event("engine_awake", f"{name} keeps its KV cache while the learner works: {reason}")
 
     def renew(self) -> bool:
-        """A worker that comes later finds the weights' buffer lost: see `FailoverLearner.renew`. Where memory is shared
-        nobody makes another while engines decode, since a learner that is made again needs their devices; who waits for
-        it asks again."""
+        """Replace the weights' buffer that a late worker found lost: see `FailoverLearner.renew`. While engines decode
+        in shared memory it is postponed, since a restarted learner needs their devices. The waiting worker asks again.
+        """
         return self._wanted or self._learner.renew()
 
     def look(self) -> None:
-        """Often, whatever the driver waits for: a learner that is lost meanwhile is made again at once, unless engines
-        have its memory; then before its next work."""
+        """Restart a lost learner at once, unless engines use its memory; then before its next work. Called often."""
         if self._learner.to_mend and not self._wanted:
             self._learner.mend()
 
     @property
     def _wanted(self) -> bool:
-        """Engines decode in memory that a learner would want."""
+        """Whether engines decode in memory that a learner would need."""
         return self._phases != EVERYBODY_STAYS and any(now.running for now in self._dispatcher.workers().values())

@@ -1,4 +1,4 @@
-"""How the learner's weights get to the workers: which way, and when to give one up. Owns no weights."""
+"""Move the learner's weights to the workers: the choice of the way, and when to give it up. Owns no weights."""
 
 import time
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from launch.dispatch import RolloutDispatcher
 from launch.failover import FailoverLearner
 from launch.run.deltas import DeltaChoice
 
-_IN_VAIN = 2  # hand-overs in a row of which no engine got anything; then the store is the way for the rest of the run
+_IN_VAIN = 2  # consecutive hand-overs that reached no engine, after which the run uses the store only
 
 BY_WAY = {
     "ipc": "weights/by_ipc",
@@ -24,8 +24,8 @@ BY_WAY = {
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """Seconds of both halves, `publish` (the learner writes or sends) and `sync` (until all workers have answered), and
-    what is reported: weights/bytes, and how many workers got them which way."""
+    """Seconds of both halves, `publish` (the learner writes or sends) and `sync` (until all workers have answered).
+    Also the metrics: weights/bytes, and the number of workers by way."""
 
     seconds: dict[str, float] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
@@ -33,14 +33,14 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """`way`: piece by piece, and how; None: through the object store. `why` is for people."""
+    """`way`: how to send piece by piece; None: through the object store. `why` is for people."""
 
     way: Way | None
     why: str
 
 
 def way_of(config: Config) -> Choice:
-    """By `cluster.weights`."""
+    """Choose the way by `cluster.weights`."""
     cluster, wanted = config.cluster, config.cluster.weights
     if not capabilities_of(config).pieces:
         return Choice(None, f"the {engine_name(config)} takes weights from the object store only")
@@ -55,7 +55,7 @@ def way_of(config: Config) -> Choice:
 
 
 class Publisher:
-    """For the driver's thread."""
+    """The publisher, for the driver's thread."""
 
     def __init__(
         self,
@@ -64,13 +64,13 @@ class Publisher:
         context: RunContext,
         deltas: DeltaChoice | None = None,
     ) -> None:
-        """`deltas`: None where all weights are in one process."""
+        """`deltas`: None if all weights are in one process."""
         self._deltas = deltas
         self._learner, self._dispatcher, self._context = learner, dispatcher, context
         config = context.config
         self._choice = way_of(config)
         self._way = self._choice.way
-        self._told = False  # of which way they go
+        self._told = False  # the way was reported
         self._limit_s = config.rollout.weight_sync_timeout_s
         self._to_trainers = config.drafter.train
         self._quantises = config.rollout.quantization != "none"
@@ -135,7 +135,7 @@ class Publisher:
         return Published(seconds, self._metrics(sent.total_bytes, dict(handed.ways)))
 
     def _tell(self, ways: Mapping[str, int], failures: Mapping[str, str]) -> None:
-        """Once, when the first ones have arrived. `failures`: by worker that did not get them as chosen."""
+        """Report once, when the first weights have arrived. `failures`: by worker that did not get them as chosen."""
         if self._told:
             return
         self._told = True

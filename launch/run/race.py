@@ -1,4 +1,4 @@
-"""A short round's race (policies.rounds) by requests: which are wanted no further. Owns that translation alone."""
+"""A short round's race (policies.rounds) in terms of requests: which ones to abort. Owns only that translation."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,11 +16,11 @@ class RaceUnderWay:
     batch: Batch
 
     def reached(self, request_id: int, tokens: int) -> list[int]:
-        """Requests that are wanted no further, since the response of one has so many tokens."""
+        """Return the requests to abort, since one's response has this many tokens."""
         return self._of(self.race.reached(self.batch.place(request_id)[0], tokens))
 
     def ended(self, rollout: Rollout) -> list[int]:
-        """Likewise, since one has ended by itself."""
+        """Return the requests to abort, since one has ended by itself."""
         group, _ = self.batch.place(rollout.request_id)
         return self._of(self.race.ended(group, len(rollout.tokens)))
 

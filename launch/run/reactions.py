@@ -1,6 +1,6 @@
-"""What follows from each event of a run: the whole of the driver's control flow, beside the RL step itself.
+"""The reaction to each event of a run: all of the driver's control flow besides the RL step itself.
 
-Whatever the driver waits for, it is the loop that waits (actors.loop), and every event comes here, in order.
+Every wait of the driver runs the event loop (actors.loop), and every event arrives here, in order.
 """
 
 from operator import attrgetter
@@ -51,7 +51,7 @@ Event = (
     | Look
 )
 
-WORKER_STATES = {  # as which a worker is shown after an event of this kind
+WORKER_STATES = {  # the displayed state of a worker after an event of this kind
     "worker_joined": "idle",
     "worker_left": "left",
     "worker_lost": "restart",
@@ -78,16 +78,16 @@ class Reactions:
         self._started = False
 
     def started(self) -> None:
-        """The workers without which the run does not begin are up: from now on others come and go."""
+        """The workers that the run needs to begin are up. From now on others join and leave."""
         self._started = True
         for node_id, reason in self._versions.refused.items():
             self._fleet.drain(node_id, reason)
 
     def __call__(self, event: Event) -> None:
-        """Raises what ends the run, or what the driver waits for."""
+        """React to an event. Raises what ends the run or the driver's wait."""
         job, dispatcher, drafter = self._job, self._job.dispatcher, self._job.drafter
         match event:
-            # What Ray brings.
+            # Events of Ray.
             case WorkerArrived():
                 if self._hears_workers:
                     dispatcher.receive(event)
@@ -98,7 +98,7 @@ class Reactions:
             case EnvironmentArrived():
                 if self._environments is not None:
                     job.collector.answered(self._environments.receive(event))
-            # What workers do.
+            # Events of workers.
             case RolloutEnded(rollout):
                 job.collector.ended(rollout)
             case RolloutProgressed(request_id, tokens):
@@ -120,14 +120,14 @@ class Reactions:
                     renewed = job.memory.renew()
                 if not renewed:
                     dispatcher.give_up(event)
-            # What drafters do.
+            # Events of drafters.
             case DrafterNews(worker, news):
                 if drafter is not None:
                     drafter.event(worker, news)
             case DrafterPublished(worker, weights):
                 if drafter is not None:
                     drafter.published(worker, weights)
-            # What the learner needs.
+            # Events of the learner.
             case RanksAwaited(waited_s):
                 job.learner.awaited(waited_s)
             case LearnerNews.STARTS:
@@ -140,7 +140,7 @@ class Reactions:
                 job.memory.learn()
             case WeightsRenewed(manifest, ref):
                 dispatcher.renew_weights(manifest, ref)
-            # What becomes of nodes.
+            # Events of nodes.
             case Heard():
                 if job.notices is not None:
                     job.notices.hear(event)
@@ -158,12 +158,12 @@ class Reactions:
 
     @property
     def _hears_workers(self) -> bool:
-        """Whoever waits for them does. Else one that is lost is replaced, and one that comes up loads weights, unless
-        that would take memory from a learner that works."""
+        """Whether to handle lost and started workers now. True while the driver waits for workers, or if starting
+        engines takes no memory from a working learner."""
         return self._job.dispatcher.listening or self._fleet.startable
 
     def _look(self) -> None:
-        """At what is due: who is late, who comes and goes, what was lost while nobody waited for it."""
+        """Check what is due: late workers, joins and leaves, losses that nothing waited for."""
         if self._hears_workers:
             self._job.dispatcher.look()
         self._rewards.look()
@@ -189,7 +189,7 @@ class Reactions:
 
 
 def show_worker(observer: Observer, kind: str, worker: str, detail: str) -> None:
-    """What happened to a worker also is what it does now: one that is away reports nothing itself."""
+    """Show what happened to a worker as its state, since an absent worker reports nothing itself."""
     if kind in WORKER_STATES:
         observer.worker(worker, WORKER_STATES[kind], detail)
         observer.load(worker, running=0, waiting=0, kv_tokens=0)

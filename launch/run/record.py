@@ -1,5 +1,6 @@
-"""The record of an RL step: what was measured while it was done, and what is reported of it. Owns the names of metrics
-and their sums over rounds; changes nothing in the run.
+"""The record of an RL step: measurements made during it, and the metrics reported of it.
+
+Owns the names of metrics and their sums over rounds. Changes nothing in the run.
 """
 
 import math
@@ -26,18 +27,18 @@ STALENESS = "staleness/mean"
 
 @dataclass(slots=True, kw_only=True)
 class StepNotes:
-    """What is noted of an RL step from its begin to its end; times are time.monotonic()."""
+    """Notes on an RL step from its begin to its end; times are time.monotonic()."""
 
     start_s: float = field(default_factory=time.monotonic)
     learn_s: float = 0.0  # when the learner's turn began ...
     publish_s: float = 0.0  # ... and ended
-    rounds: list[Round] = field(default_factory=list)  # that it learns from
-    sampled: list[Round] = field(default_factory=list)  # within it: its own, or the next step's
-    ahead: list[Round] = field(default_factory=list)  # of them, those of the next step
+    rounds: list[Round] = field(default_factory=list)  # rounds that it learns from
+    sampled: list[Round] = field(default_factory=list)  # rounds sampled within it: its own, or the next step's
+    ahead: list[Round] = field(default_factory=list)  # those of them that belong to the next step
     groups: dict[str, float] = field(default_factory=dict)  # metrics of training_sequences and with_kl
     stale: dict[str, float] = field(default_factory=dict)
     learned: dict[str, float] = field(default_factory=dict)  # the learner's metrics
-    learner_s: float = 0.0  # that the learner worked
+    learner_s: float = 0.0  # seconds of the learner's work
     uneven: bool = False  # see rollout_metrics
 
     @property
@@ -47,16 +48,16 @@ class StepNotes:
 
     @property
     def requests(self) -> int:
-        """Requests that were sampled within it so far."""
+        """The number of requests sampled within it so far."""
         return sum(collected.stats.requests for collected in self.sampled)
 
     def took(self, result: StepResult) -> None:
-        """The learner has done the step."""
+        """Take the learner's result of the step."""
         self.learned, self.learner_s = dict(result.metrics), sum(result.seconds.values())
 
 
 def record_step(job: Job, notes: StepNotes, handed: Published) -> None:
-    """Tell the observer of the step that `job.steps_done` counts since a moment ago; `handed`: of its weights."""
+    """Pass the observer the step that `job.steps_done` has just counted. `handed`: publication of its weights."""
     end_s = time.monotonic()
     groups = [group for collected in notes.rounds for group in collected.groups]
     drawn = [member for collected in notes.sampled for member in collected.members]
@@ -108,18 +109,18 @@ def looked_ahead(job: Job, step_s: float, drafter: StepDrafter | None) -> dict[s
 
 
 def rollouts_per_prompt(config: Config, rounds: Sequence[Round]) -> list[int]:
-    """Asked for, in the order of the prompts; [] where nothing but rollout.rollouts_per_prompt decides that."""
+    """Return the requested responses by prompt, in order; [] if only rollout.rollouts_per_prompt decides them."""
     planned = config.rollout.budget.on or config.rollout.abort.enabled
     return [count for collected in rounds for count in collected.counts] if planned else []
 
 
 def verified(members: Sequence[Graded]) -> list[tuple[int, int]]:
-    """(tokens, verifications) of the rollouts that one worker sampled from end to end."""
+    """Return (tokens, verifications) of the rollouts that one worker sampled from start to end."""
     return [(m.rollout.tokens.size, m.rollout.verifications) for m in members if not (m.reissued or m.begun)]
 
 
 def carried_metrics(job: Job) -> dict[str, float]:
-    """What goes on in the next sampling; {} without rollout.partial."""
+    """Return metrics of what the next sampling continues; {} without rollout.partial."""
     if job.config.rollout.partial.tokens_per_step is None:
         return {}
     going = [member for group in job.carried for member in group.members.values() if goes_on(member)]
@@ -131,8 +132,8 @@ def carried_metrics(job: Job) -> dict[str, float]:
 
 
 def stale_metrics(config: Config, groups: Sequence[PromptGroup], learner_version: int) -> dict[str, float]:
-    """How many updates older than the learner's weights those are that sampled what it learns from, over tokens; {}
-    where none can be."""
+    """Return how many updates older than the learner's weights the sampling weights are, over tokens; {} if they cannot
+    be older."""
     parts = [part for group in groups for member in group.members for part in member.versions]
     ages, tokens = [learner_version - version for version, _ in parts], [tokens for _, tokens in parts]
     possible = config.rollout.staleness or config.rollout.partial.tokens_per_step is not None
@@ -143,10 +144,10 @@ def stale_metrics(config: Config, groups: Sequence[PromptGroup], learner_version
 
 
 def rollout_metrics(rounds: Sequence[Round], *, uneven: bool = False) -> dict[str, float]:
-    """reward/*, tokens and failures of an RL step's rounds. Failed rollouts are counted, never averaged in.
+    """Return reward/*, tokens and failures of an RL step's rounds. Failed rollouts are counted, never averaged in.
 
-    `uneven`: prompts were asked for different numbers of responses, or responses may have been given up: reward/* are
-    then estimates of what they are without that, see natural_mean.
+    `uneven`: prompts have different numbers of responses, or responses may have been given up. Then reward/* estimate
+    the values without that, see natural_mean.
     """
     members = [member for collected in rounds for member in collected.members]
     groups = [group for collected in rounds for group in collected.groups]
@@ -185,7 +186,7 @@ def rollout_metrics(rounds: Sequence[Round], *, uneven: bool = False) -> dict[st
 
 
 def of_sets(groups: Sequence[PromptGroup]) -> dict[str, float]:
-    """Prompts and reward of each of data.sets: the mean over prompts of their mean reward."""
+    """Return prompts and reward of each of data.sets: the mean over prompts of their mean reward."""
     metrics = {}
     for name in dict.fromkeys(group.pick.prompt.set for group in groups if group.pick.prompt.set):
         own = [group for group in groups if group.pick.prompt.set == name]
@@ -196,7 +197,7 @@ def of_sets(groups: Sequence[PromptGroup]) -> dict[str, float]:
 
 
 def refill_metrics(rounds: Sequence[Round]) -> dict[str, float]:
-    """What dynamic sampling asked for beyond the step's own prompts."""
+    """Return what dynamic sampling requested beyond the step's own prompts."""
     further = rounds[1:]
     return {
         "groups/rounds": float(len(rounds)),

@@ -1,5 +1,6 @@
-"""Whether a checkpoint can be gone on from: every file is read and every part of the state tried before Ray starts.
-Owns the checks and which folders of a checkpoint a run does without; `launch.run.resume` decides which one is taken.
+"""Whether a run can continue from a checkpoint: read every file and try every part of the state before Ray starts.
+
+Owns the checks, and which folders of a checkpoint are dispensable. `launch.run.resume` chooses the checkpoint.
 """
 
 from pathlib import Path
@@ -22,12 +23,12 @@ from policies.drafter.canary import Canary
 from policies.drafter.drift import DriftMonitor
 from policies.lengths import LengthModel
 
-SPARE = (DRAFTERS_DIR, WEIGHTS_DIR)  # what only saves time
+SPARE = (DRAFTERS_DIR, WEIGHTS_DIR)  # folders that only save time
 
 
 def readable(checkpoint: Path) -> Checked:
-    """Check every file. Raises CheckpointError that names the first one that cannot be used, PermissionError."""
-    from actors.training.persistence import check_tensors  # torch: only who reads a checkpoint waits for it
+    """Check every file. Raises CheckpointError that names the first unusable one, and PermissionError."""
+    from actors.training.persistence import check_tensors  # imports torch, for readers of checkpoints only
 
     found = check(checkpoint, SPARE)
     try:
@@ -38,8 +39,8 @@ def readable(checkpoint: Path) -> Checked:
 
 
 def usable(config: Config, inputs: Inputs, checkpoint: Path) -> Checked:
-    """Check that a run of `config` can go on from it. Raises CheckpointError as `readable` does; DataError or
-    ResumeError where it is intact, and belongs to other data or another configuration."""
+    """Check that a run of `config` can continue from it. Raises CheckpointError as `readable` does. Raises DataError or
+    ResumeError if it is intact, but belongs to other data or another configuration."""
     found = readable(checkpoint)
     try:
         _try(config, inputs, read_state(checkpoint), checkpoint.name)
@@ -54,7 +55,7 @@ def usable(config: Config, inputs: Inputs, checkpoint: Path) -> Checked:
 
 
 def require_readable(checkpoint: Path) -> Checked:
-    """`readable`, for a command that was asked for this checkpoint. Raises PacelineError, which names an intact one."""
+    """Do `readable` for a command with a given checkpoint. Raises PacelineError, which names an intact one."""
     try:
         return readable(checkpoint)
     except CheckpointError as error:
@@ -75,7 +76,7 @@ def _intact(checkpoint: Path) -> bool:
 
 
 def _try(config: Config, inputs: Inputs, state: dict[str, Any], name: str) -> None:
-    """What `Job.load_state_dict` does, with parts that nobody uses. Raises CheckpointError, DataError."""
+    """Do what `Job.load_state_dict` does, on throw-away parts. Raises CheckpointError, DataError."""
     try:
         if type(state["steps_done"]) is not int or state["steps_done"] != state["step"]:
             raise ValueError(f"steps_done is {state['steps_done']!r} and step {state['step']}")

@@ -1,9 +1,9 @@
-"""May this configuration go on with that run, and from which checkpoint? Compares it with the one that the run's folder
-holds, and finds the newest checkpoint that is intact; changes nothing, but for `Resumption.clear`.
+"""Whether a configuration may continue a run, and from which checkpoint. Compares it with the configuration in the
+run's folder, and finds the newest intact checkpoint. Only `Resumption.clear` changes anything.
 
-What only changes how fast, where or how long a run goes may differ. Everything else (reward, data, objective, model,
-optimizer, seed, how a response is measured, ...) would make one curve out of two experiments: it is refused unless it
-is allowed by name, and every difference leaves an event.
+Settings of the speed, place or duration of a run may differ. Any other difference (reward, data, objective, model,
+optimizer, seed, how a response is measured, ...) would make one curve out of two experiments. It is refused unless it
+is allowed by name, and every difference is recorded as an event.
 """
 
 import filecmp
@@ -30,7 +30,7 @@ from models.durable import put_aside
 
 FILE = "config.yaml"
 UNSEALED = "an earlier version wrote it, without checksums: whether its files are damaged cannot be told"
-# Keys, or the sections above them. No token and no loss depends on them, apart from rounding.
+# Keys or sections on which no token and no loss depends, apart from rounding.
 HARMLESS = (
     *("run.steps", "run.dir", "run.name", "observe", "checkpoint", "cluster", "coordinator", "drafter"),
     *("rollout.workers", "rollout.engine", "rollout.speculation", "rollout.max_retries", "rollout.max_worker_restarts"),
@@ -46,7 +46,7 @@ HARMLESS = (
     ),
     *(f"reward.terms.*.{name}" for name in ("concurrency", "cpus", "gpus", "retries", "url", "key_env")),
 )
-HARMFUL = (  # below a harmless section
+HARMFUL = (  # exceptions within a harmless section
     "rollout.engine.backend",
     "rollout.engine.max_model_tokens",
     "rollout.speculation.verification",
@@ -54,14 +54,14 @@ HARMFUL = (  # below a harmless section
 
 
 class ResumeError(PacelineError):
-    """There is nothing to go on with, or it would not be the same experiment."""
+    """There is nothing to continue from, or it would not be the same experiment."""
 
     exit_code = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One key whose value is another one than the run's."""
+    """One key whose value differs from the run's."""
 
     key: str
     before: str
@@ -76,22 +76,22 @@ class Difference:
 
 
 def can_resume(config: Config) -> bool:
-    """Whether the run of this configuration has a checkpoint to go on from."""
+    """Whether the run of this configuration has a checkpoint to continue from."""
     return latest_checkpoint(Path(config.run.dir) / config.run.name / "checkpoints") is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Resumption:
-    """From where a run goes on, and the checkpoints after it that it does not go on from."""
+    """The checkpoint from which a run continues, and the later ones that it ignores."""
 
     checkpoint: Path
     checked: Checked
-    damaged: tuple[tuple[Path, str], ...] = ()  # newer ones, each with what is wrong
-    later: tuple[Path, ...] = ()  # than the step that was asked for
+    damaged: tuple[tuple[Path, str], ...] = ()  # newer ones, each with its fault
+    later: tuple[Path, ...] = ()  # later than the requested step
 
     def clear(self) -> list[tuple[str, str]]:
-        """Rename what comes after the checkpoint, so that nothing overwrites it, and what in it is damaged and can be
-        spared. Returns events, (kind, message)."""
+        """Rename what follows the checkpoint, so that nothing overwrites it, and damaged dispensable folders in it.
+        Returns events, (kind, message)."""
         said = []
         here = self.checkpoint.name
         for path, why in self.damaged:
@@ -118,7 +118,7 @@ class Resumption:
 
 
 def checkpoints_to_resume(run_dir: Path, step: int | None = None) -> list[Path]:
-    """The run's checkpoints, or that of `step` alone. Raises ResumeError if there is none."""
+    """Return the run's checkpoints, or only that of `step`. Raises ResumeError if there is none."""
     there = checkpoints(run_dir / "checkpoints")
     if not there:
         raise ResumeError(
@@ -134,8 +134,8 @@ def checkpoints_to_resume(run_dir: Path, step: int | None = None) -> list[Path]:
 
 
 def find_checkpoint(run_dir: Path, step: int | None, usable: Callable[[Path], Checked]) -> Resumption:
-    """The newest checkpoint for which `usable` raises no CheckpointError, or that of `step`. Raises ResumeError that
-    says what is wrong with each of them."""
+    """Return the newest checkpoint for which `usable` raises no CheckpointError, or that of `step`. Raises ResumeError
+    with the fault of each of them."""
     damaged = list[tuple[Path, str]]()
     for path in reversed(checkpoints_to_resume(run_dir, step)):
         try:
@@ -157,8 +157,8 @@ def find_checkpoint(run_dir: Path, step: int | None, usable: Callable[[Path], Ch
 
 
 def check_resume(run_dir: Path, config: Config, allowed: Sequence[str] = ()) -> list[Difference]:
-    """What differs from the run's own configuration. Raises ResumeError if it matters and is not in `allowed` (keys, or
-    sections above them)."""
+    """Return the differences from the run's own configuration. Raises ResumeError if one matters and is not in
+    `allowed` (keys, or sections above them)."""
     found = differences(run_dir, config)
     refused = [difference for difference in found if not (difference.harmless or covers(allowed, difference.key))]
     if refused:
@@ -172,7 +172,7 @@ def check_resume(run_dir: Path, config: Config, allowed: Sequence[str] = ()) -> 
 
 
 def differences(run_dir: Path, config: Config) -> list[Difference]:
-    """Every key whose value differs. A configuration that cannot be read is one difference, of the key config.yaml."""
+    """Return every key whose value differs. An unreadable configuration is one difference, of the key config.yaml."""
     path = run_dir / FILE
     try:
         document = parse_document(path.read_text(encoding="utf-8"), str(path))
@@ -193,12 +193,12 @@ def differences(run_dir: Path, config: Config) -> list[Difference]:
 
 
 def covers(names: Sequence[str], key: str) -> bool:
-    """Is the key one of `names`, or below one of them?"""
+    """Whether the key is one of `names`, or below one of them."""
     return any(key == name or key.startswith(f"{name}.") for name in names)
 
 
 def _flat(config: Config) -> Iterator[tuple[str, Any]]:
-    """(dotted key, value) of every value; lists of sections element by element."""
+    """Yield (dotted key, value) of every value; lists of sections element by element."""
     stack: list[tuple[str, Any]] = [("", json.loads(config.model_dump_json()))]
     while stack:
         name, value = stack.pop()
@@ -215,7 +215,7 @@ def _shown(values: dict[str, Any], key: str) -> str:
 
 
 def _same_files(before: object, now: object) -> bool:
-    """Two places of the same input: a job's copy of the checkout has another name at every submission."""
+    """Whether two paths are the same input. A job's copy of the checkout has another name at every submission."""
     if not isinstance(before, str) or not isinstance(now, str):
         return False
     if _below_package(before) == _below_package(now) is not None:
@@ -230,7 +230,7 @@ def _same_files(before: object, now: object) -> bool:
 
 
 def _below_package(path: str) -> tuple[str, ...] | None:
-    """The path inside what `ray job submit` uploaded; None: it is not there."""
+    """Return the path inside what `ray job submit` uploaded; None if it is not there."""
     parts = Path(path).parts
     packages = [i for i, part in enumerate(parts) if part.startswith("_ray_pkg_")]
     return parts[packages[0] + 1 :] if packages else None

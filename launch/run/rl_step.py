@@ -1,5 +1,6 @@
-"""One RL step: prompts, rollouts, rewards, advantages, learner, weights. Owns their order; what is reported of them is
-launch.run.record's."""
+"""One RL step: prompts, rollouts, rewards, advantages, learner, weights. Owns their order; launch.run.record owns the
+record.
+"""
 
 import time
 
@@ -49,12 +50,12 @@ def rl_step(job: Job) -> None:
     handed = Published()
     try:
         handed = job.publish()
-    finally:  # the step is complete without it: whoever resumes from here finds its record
+    finally:  # the step is complete without it, and a resume from here finds its record
         record_step(job, notes, handed)
 
 
 def advantages(job: Job, notes: StepNotes) -> tuple[list[TrainSequence], int]:
-    """What the learner gets of the step's rounds, and how many responses were asked for in them."""
+    """Return the learner's sequences from the step's rounds, and the number of responses requested in them."""
     config, rounds = job.config, notes.rounds
     parted = config.rollout.partial.tokens_per_step is not None or config.rollout.rounds.factor is not None
     asked = sum(sum(collected.counts) if parted else collected.stats.requests for collected in rounds)
@@ -72,8 +73,8 @@ def advantages(job: Job, notes: StepNotes) -> tuple[list[TrainSequence], int]:
 
 
 def learn(job: Job, sequences: list[TrainSequence], step: int, asked: int, notes: StepNotes) -> StepResult:
-    """The learner's turn; with `rollout.staleness` the next step is sampled meanwhile. An update that fails halfway
-    leaves the state of the step before, where the learner can go back to it."""
+    """Do the learner's turn; with `rollout.staleness` the next step is sampled meanwhile. If an update fails halfway,
+    the learner returns to the previous step's state where it can."""
     config = job.config
     notes.learn_s = time.monotonic()
     job.observer.progress("learn", 0, len(sequences))
@@ -99,8 +100,8 @@ def learn(job: Job, sequences: list[TrainSequence], step: int, asked: int, notes
 
 
 def sample(job: Job, step: int, *, first_id: int = 0, to_the_end: bool = False) -> list[Round]:
-    """The rollouts of RL step `step`, graded: of its prompts, and with dynamic sampling of further ones in the prompt
-    order, until `rollout.prompts_per_step` groups have signal or `objective.dynamic_sampling.max_rounds` are done.
+    """Return the graded rollouts of RL step `step`. With dynamic sampling, further prompts of the order are sampled
+    until `rollout.prompts_per_step` groups have signal or `objective.dynamic_sampling.max_rounds` rounds are done.
 
     What a round asks for follows from the rewards before it, so it is the same wherever the step runs, and a step that
     is given up leaves the prompt order of the checkpoint as it was. Raises PacelineError for the first round only:
@@ -124,7 +125,7 @@ def sample(job: Job, step: int, *, first_id: int = 0, to_the_end: bool = False) 
 def sample_round(
     job: Job, prompts: int, step: int, *, first_id: int = 0, refill: bool = False, to_the_end: bool = False
 ) -> Round:
-    """The next `prompts` prompts of the order, sampled and graded for RL step `step`. `refill`: not the first ones."""
+    """Sample and grade the order's next `prompts` prompts for RL step `step`. `refill`: not the step's first ones."""
     partial_, carried = job.config.rollout.partial, job.carried
     if job.rounds is not None:
         round_plan, fresh = job.rounds.picks(job.order)
@@ -185,7 +186,7 @@ def require_some(collected: Round, step: int) -> None:
 
 
 def learned(job: Job, under_way: StepUnderWay) -> StepResult:
-    """The learner's part, drawn on the timeline. An empty batch (every group dropped) changes nothing."""
+    """Return the learner's result, drawn on the timeline. An empty batch (every group dropped) changes nothing."""
     result = under_way.result()
     begin_s = result.started_s
     for phase, seconds in result.seconds.items():

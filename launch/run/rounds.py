@@ -1,6 +1,7 @@
-"""Rounds by length in a run (`rollout.rounds`): the picks of a round, the race while it is sampled, and the text of
-what is put off. Owns that text, which goes with the same requests in their later round, as a guess that engines check
-under the weights of that time. It may be lost: that costs time. Which round comes next is policies.rounds'.
+"""Rounds by length in a run (`rollout.rounds`): a round's picks, its race, and the text of postponed groups.
+
+Owns that text. It goes with the same requests in their later round, as a draft that engines check under the weights of
+that time. Losing it only costs time. policies.rounds decides the next round.
 """
 
 from collections.abc import Sequence
@@ -24,26 +25,26 @@ from launch.run.collect import Round
 from launch.run.race import RaceUnderWay
 from policies.rounds import Race, RoundPlan, Rounds, Turn
 
-TEXT_FILE = "put_off.npz"  # in a checkpoint; missing where nothing is put off
+TEXT_FILE = "put_off.npz"  # in a checkpoint; missing if nothing is postponed
 _COLUMNS = ("epoch", "prompt", "sample", "length", "tokens")
 
 
 @dataclass(slots=True, kw_only=True)
 class RoundSampling:
-    """Of one run."""
+    """The rounds of one run."""
 
     rounds: Rounds
     prompts: PromptSet
     checked: bool  # engines check early text, so it is kept
-    texts: dict[Turn, dict[int, IntArray]] = field(default_factory=dict)  # of what is put off, by sample
+    texts: dict[Turn, dict[int, IntArray]] = field(default_factory=dict)  # of postponed groups, by sample
 
     def picks(self, order: PromptOrder | MixedOrder) -> tuple[RoundPlan, list[Pick]]:
-        """The next round's."""
+        """Return the next round's plan and picks."""
         plan = self.rounds.plan(order.take)
         return plan, [Pick(epoch, self.prompts[index]) for epoch, index in plan.turns]
 
     def begin(self, plan: RoundPlan, batch: Batch) -> tuple[Batch, RaceUnderWay | None]:
-        """The batch with the text that there is, and its race; None: all of it is learned from."""
+        """Return the batch with its early text, and its race; None: all groups are trained on."""
         requests = []
         for request in batch.requests:
             index, sample = batch.place(request.request_id)
@@ -58,8 +59,8 @@ class RoundSampling:
         return batch, RaceUnderWay(race=Race(counts, plan.keep, plan.mark), batch=batch)
 
     def settled(self, collected: Round, plan: RoundPlan, batch: Batch, under_way: RaceUnderWay | None) -> Round:
-        """The round with the groups that are learned from, in the order of the picks; the others are put off. Its
-        metrics but for `lookahead/*` follow from token counts alone."""
+        """Return the round with the groups to train on, in the order of the picks; the others are postponed. Its
+        metrics, except `lookahead/*`, depend on token counts only."""
         indices = range(len(batch.picks)) if under_way is None else under_way.race.chosen()
         longest = {i: max((m.rollout.tokens.size for m in collected.groups[i].members), default=0) for i in indices}
         self.rounds.settle(plan, longest, [] if under_way is None else under_way.race.long())
@@ -87,7 +88,7 @@ class RoundSampling:
         )
 
     def _keep(self, turn: Turn, index: int, batch: Batch, collected: Round) -> int:
-        """The text of a group that is put off; returns its tokens."""
+        """Keep the text of a postponed group. Returns its number of tokens."""
         rollouts = [member.rollout for member in collected.groups[index].members]
         rollouts += [collected.unfinished[i] for i in batch.ids(index) if i in collected.unfinished]
         texts = {batch.place(r.request_id)[1]: r.tokens for r in rollouts if len(r.tokens)}
@@ -97,7 +98,7 @@ class RoundSampling:
 
 
 def round_sampling(config: Config, prompts: PromptSet) -> RoundSampling | None:
-    """Of a run; None: rollout.rounds is off."""
+    """Make the rounds of a run; None if rollout.rounds is off."""
     options, rollout = config.rollout.rounds, config.rollout
     if options.factor is None:
         return None
@@ -115,7 +116,7 @@ def round_sampling(config: Config, prompts: PromptSet) -> RoundSampling | None:
 
 
 def early_metrics(tally: EarlyTally) -> dict[str, float]:
-    """What became of the text of prompts that were put off; {} where none was checked."""
+    """Return metrics of postponed prompts' early text; {} if none was checked."""
     if not tally.responses:
         return {}
     return {
@@ -130,7 +131,7 @@ def early_metrics(tally: EarlyTally) -> dict[str, float]:
 
 
 def write_texts(path: Path, texts: dict[Turn, dict[int, IntArray]]) -> None:
-    """Raises OSError."""
+    """Write the texts. Raises OSError."""
     flat = [(*turn, sample, text) for turn, samples in texts.items() for sample, text in samples.items()]
     numbers = {name: np.array([row[i] for row in flat], np.int64) for i, name in enumerate(_COLUMNS[:3])}
     numbers["length"] = np.array([len(text) for *_, text in flat], np.int64)
@@ -139,7 +140,7 @@ def write_texts(path: Path, texts: dict[Turn, dict[int, IntArray]]) -> None:
 
 
 def read_texts(checkpoint: Path, prompts: Sequence[Prompt]) -> dict[Turn, dict[int, IntArray]]:
-    """What `write_texts` wrote into a checkpoint, if it did. Raises CheckpointError."""
+    """Read what `write_texts` wrote into a checkpoint, if anything. Raises CheckpointError."""
     path = checkpoint / TEXT_FILE
     if not path.is_file():
         return {}

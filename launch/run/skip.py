@@ -1,5 +1,7 @@
-"""Whose turn it is: the prompts of the order, without those that `rollout.skip` passes over. Owns no state: that is in
-the order and in policies.token_budget.skip."""
+"""The order's next prompts, without those that `rollout.skip` passes over.
+
+Owns no state: the order and policies.token_budget.skip have it.
+"""
 
 from collections.abc import Sequence
 
@@ -16,9 +18,9 @@ PASSED_OVER = "skip/passed_over"
 def next_picks(
     order: PromptOrder | MixedOrder, prompts: PromptSet, count: int, skip: Skipping | None
 ) -> tuple[list[Pick], int]:
-    """The next `count` picks, and how many prompts were passed over on the way to them.
+    """Return the next `count` picks, and the number of prompts skipped before them.
 
-    Before each at most one whole epoch: a run in which every prompt is settled samples all the same.
+    At most one whole epoch is skipped before each pick, so a run with only settled prompts still samples.
     """
     picks: list[Pick] = []
     passed_over = in_a_row = 0
@@ -34,8 +36,7 @@ def next_picks(
 
 
 def observe(skip: Skipping, groups: Sequence[PromptGroup]) -> None:
-    """What became of the picks. A group of which a response was given up settles nothing: nobody knows what it would
-    have come to."""
+    """Learn from the picks' rewards. A group with a given-up response settles nothing, since its reward is unknown."""
     for group in groups:
         if any(given_up(member) for member in group.graded):
             continue
@@ -43,7 +44,7 @@ def observe(skip: Skipping, groups: Sequence[PromptGroup]) -> None:
 
 
 def skip_metrics(rounds: Sequence[Round]) -> dict[str, float]:
-    """Metrics of an RL step's rounds together; {} without rollout.skip."""
+    """Return metrics of an RL step's rounds together; {} without rollout.skip."""
     passed_over = [collected.metrics[PASSED_OVER] for collected in rounds if PASSED_OVER in collected.metrics]
     if not passed_over:
         return {}

@@ -1,7 +1,7 @@
-"""Whose code runs: that of the checkout one stands in, or another's? Owns the question only; changes no import.
+"""Detect that the running code belongs to another checkout than the current directory. Changes no import.
 
-An editable install finds its own checkout's packages before the current directory's, and before a job's working
-directory. Who edits one checkout and runs another is not to find out by results.
+An editable install finds its own checkout's packages before those of the current directory or of a job's working
+directory. A user who edits one checkout and runs another should not learn it from results.
 """
 
 from pathlib import Path
@@ -12,12 +12,12 @@ RUNNING = Path(__file__).resolve().parents[2]
 
 
 def one_tree(here: Path, running: Path = RUNNING) -> None:
-    """Raise UsageError if `here` is a checkout of this program with other code than what runs."""
+    """Raise UsageError if `here` is a checkout of this program with other code than the running one."""
     here = here.resolve()
     if here == running or not all((here / package / "__init__.py").is_file() for package in OUR_PACKAGES):
         return
     if (differs := _first_difference(here, running)) is None:
-        return  # as in a job that was submitted from the checkout that is installed
+        return  # such as a job submitted from the installed checkout
     raise UsageError(
         f"the current directory, {here}, is a checkout of Paceline, but the code that runs is in {running}, and "
         f"{differs} differs",
@@ -41,5 +41,5 @@ def _first_difference(here: Path, running: Path) -> str | None:
 
 
 def _plain(file: Path) -> bytes:
-    """Its text as in a checkout: a wheel has imports below paceline/ (native/wheel_layout.py)."""
+    """Return a file's text as in a checkout: a wheel has imports below paceline/ (native/wheel_layout.py)."""
     return file.read_bytes().replace(b"from paceline.", b"from ").replace(b"import paceline.", b"import ")

@@ -1,8 +1,8 @@
-"""What `rollout.budget` and `rollout.abort` make of an RL step: how many responses each prompt is asked
-for, and the rule that ends them. Owns what is remembered from step to step; the formulas are in policies.token_budget.
+"""The effect of `rollout.budget` and `rollout.abort` on an RL step: responses per prompt, and the rule that ends them.
 
-Everything is decided from complete earlier rounds (with dynamic sampling a step has several), in the canonical order of
-their prompts and samples, so a step asks for the same wherever it runs, and whoever resumes asks for it again.
+Owns the state kept from step to step; policies.token_budget has the formulas. Everything is decided from complete
+earlier rounds (with dynamic sampling a step has several), in the canonical order of their prompts and samples. So a
+step's requests are the same wherever it runs, and after a resume.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ from policies.token_budget.spread import Floats, SpreadModel, squares, visit_var
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetPlan:
-    """What one round of an RL step asks for."""
+    """The requests of one round of an RL step."""
 
     counts: list[int]  # responses of each pick
     stop: StopRule | list[StopRule | None] | None  # of every response, or one for each pick
@@ -36,7 +36,7 @@ class TokenBudget:
     """Plans rounds, and learns from their groups."""
 
     def __init__(self, config: Config, stop: StopRule | None, answer: Marker | None = None) -> None:
-        """`stop`: of every response, whatever is planned here. `answer`: of rollout.abort, where it is enabled."""
+        """`stop`: applies to every response, whatever is planned here. `answer`: of rollout.abort, if enabled."""
         self._options, self._stop, self._aggregation = config.rollout, stop, config.objective.aggregation
         self._spread = SpreadModel()
         self._costs = ExpectedLengths(config.rollout.sampling.max_new_tokens / 2)
@@ -50,7 +50,7 @@ class TokenBudget:
         return self._options.budget.on or self._options.abort.enabled
 
     def plan(self, picks: Sequence[Pick]) -> BudgetPlan:
-        """For the next picks."""
+        """Plan the next picks."""
         counts, price, metrics = [self._options.rollouts_per_prompt] * len(picks), None, dict[str, float]()
         ids = [pick.prompt.prompt_id for pick in picks]
         if self._options.budget.on:
@@ -65,7 +65,7 @@ class TokenBudget:
         return BudgetPlan(counts=counts, stop=self._abort.rules(self._stop, keeps), metrics=metrics)
 
     def observe(self, groups: Sequence[PromptGroup]) -> dict[str, float]:
-        """What was asked for has come, as far as it came; metrics of what became of the plan."""
+        """Learn from the collected groups of a plan. Returns metrics of its outcome."""
         if not self._learns:
             return {}
         lateness = None if self._abort is None else self._abort.lateness  # as planned
@@ -73,7 +73,7 @@ class TokenBudget:
         self._costs.observe([visit(group) for group in groups if group.members])
         for group in groups:
             graded, prompt_id = group.graded, group.pick.prompt.prompt_id
-            if len(graded) < 2:  # one alone says nothing about how far they are apart
+            if len(graded) < 2:  # one response alone shows no spread
                 continue
             rollouts = [member.rollout for member in graded]
             size = sizes([rollout.tokens.size for rollout in rollouts], self._aggregation)
@@ -90,14 +90,14 @@ class TokenBudget:
         return metrics
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON; empty where there is neither a budget nor a rule."""
+        """Return the state as JSON; empty if there is neither a budget nor a rule."""
         if not self._learns:
             return {}
         abort = {} if self._abort is None else {"abort": self._abort.state_dict(), "late": self._late.state_dict()}
         return {"spread": self._spread.state_dict(), "costs": self._costs.state_dict()} | abort
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on where the state was taken; with nothing known where that run had neither."""
+        """Continue from a saved state; from scratch if that run had neither."""
         if self._learns and state:
             self._spread.load_state_dict(state["spread"])
             self._costs.load_state_dict(state["costs"])
@@ -108,9 +108,10 @@ class TokenBudget:
     def _keeps(
         self, prompt_ids: Sequence[int], counts: Sequence[int], price: float | None, lateness: Lateness | None
     ) -> list[float]:
-        """For each pick, with which probability its late responses go on. `price`: of the counts; None: equal ones.
+        """Return, for each pick, the probability with which its late responses continue. `price`: of the counts; None:
+        counts are equal.
 
-        Before any late response has been seen, they are taken to contribute as much as others of their prompt.
+        Until a late response has been seen, late ones are assumed to contribute as much as others of their prompt.
         """
         if (keep := self._options.abort.keep) != "auto":
             return [keep] * len(prompt_ids)
@@ -132,19 +133,21 @@ class TokenBudget:
         return keeps
 
     def _late_size(self, lateness: Lateness) -> float:
-        """Of late responses, in that of a response of mean length."""
+        """Return the size of a late response, relative to that of a response of mean length."""
         late, mean = sizes([lateness.natural_tokens, lateness.mean_tokens], self._aggregation)
         return float(late / mean)
 
     def _expected(self, prompt_ids: Sequence[int]) -> tuple[Floats, Floats]:
-        """(spreads, tokens spent on a response) of prompts. What is remembered of a prompt is relative to the size of
-        its responses, which its tokens then give: so one of short responses does not get the pool's long ones."""
+        """Return (spreads, tokens per response) of prompts. A prompt's stored spread is relative to the size of its
+        responses, which follows from its tokens. So a prompt with short responses does not get the size of the pool's
+        long ones."""
         tokens = np.array([self._costs.expected_tokens(prompt_id) for prompt_id in prompt_ids])
         relative = np.array([self._spread.spread(prompt_id) for prompt_id in prompt_ids])
         return relative * np.sqrt(sizes(tokens, self._aggregation)), tokens
 
     def _allocate(self, prompt_ids: Sequence[int]) -> tuple[list[int], float, dict[str, float]]:
-        """Counts, their price, and budget/* as planned. While nothing is known all prompts get equal counts."""
+        """Return counts, their price, and the planned budget/*. Before anything is known, all prompts get
+        equal counts."""
         options, usual = self._options.budget, self._options.rollouts_per_prompt
         spread, tokens = self._expected(prompt_ids)
         if options.tokens_per_step is not None:
@@ -175,19 +178,19 @@ class TokenBudget:
 
 
 def sizes(tokens: Sequence[float] | Floats, aggregation: Aggregation) -> Floats:
-    """[n]: mean square of the scores of responses of so many tokens: of a sum over tokens their number, of a mean the
-    inverse (policies.token_budget.spread.squares)."""
+    """Return [n]: mean square of the scores of responses with these tokens. For a sum over tokens it is their number,
+    for a mean the inverse (policies.token_budget.spread.squares)."""
     lengths = np.asarray(tokens, dtype=np.float64)
     return 1 / lengths if aggregation == "seq_mean_token_mean" else lengths
 
 
 def kept_square(square: float, rollout: Rollout) -> float:
-    """As it counts in a mean over late responses of what they would contribute if none were given up."""
+    """Return a response's weight in the mean contribution of late responses as if none were given up."""
     return 0.0 if rollout.finish_reason is FinishReason.GIVEN_UP else square / rollout.propensity
 
 
 def visit(group: PromptGroup) -> Visit:
-    """What a group with members says about lengths."""
+    """Return what a group with members shows about lengths."""
     rollouts = [member.rollout for member in group.members]
     given_up = [rollout.finish_reason is FinishReason.GIVEN_UP for rollout in rollouts]
     propensities = [rollout.propensity for rollout in rollouts]

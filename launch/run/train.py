@@ -1,4 +1,4 @@
-"""The training loop, on a page: warm start, RL steps, evaluations, checkpoints, export, report."""
+"""The training loop: warm start, RL steps, evaluations, checkpoints, export, report."""
 
 import threading
 from collections.abc import Sequence
@@ -58,8 +58,8 @@ def train(
 ) -> int:
     """Run to the end and return the exit code. `config_source`: the arguments that reproduce `config`.
 
-    resume: go on from the newest checkpoint that is intact, or from that of `step`. `allowed`: keys that may differ
-    from the run's own configuration. `pace`: of experiments: parts last as long as on another device.
+    resume: continue from the newest intact checkpoint, or from that of `step`. `allowed`: keys that may differ from the
+    run's own configuration. `pace`: of experiments: parts last as long as on another device.
     """
     run_dir = Path(config.run.dir) / config.run.name
     with naming(run_dir), claim(run_dir):
@@ -79,12 +79,12 @@ def _train(
     pace: Pace | None,
 ) -> int:
     if resume:
-        checkpoints_to_resume(run_dir, step)  # which is looked for before anything takes its time
+        checkpoints_to_resume(run_dir, step)  # checked before anything slow
     changed = check_resume(run_dir, config, allowed) if resume else []
     inputs = load_inputs(config)
     _check_kept(config)
     found = find_checkpoint(run_dir, step, partial(usable, config, inputs)) if resume else None
-    # Whatever is refused up to here leaves the run's folder as it was.
+    # A refusal up to here leaves the run's folder unchanged.
     cleared = [] if found is None else found.clear()
     older = None if resume else set_aside(run_dir)
     checkpoint = None if found is None else found.checkpoint
@@ -122,11 +122,11 @@ def _train(
             return EXIT_INTERRUPTED
         except Exception as error:
             expected = as_expected(error)
-            with suppress(OSError):  # a full disk must not hide why
+            with suppress(OSError):  # a full disk must not hide the reason
                 observer.event("failed", str(error) or type(error).__name__)
             if expected is None:
                 raise
-            # A checkpoint that was refused would be refused again.
+            # A refused checkpoint would be refused again.
             again = None if isinstance(error, ResumeError) else _how_to_go_on(run_dir, config_source)
             remedies = [expected.remedy, again]
             raise PacelineError(expected.message, remedy="; then ".join(filter(None, remedies))) from error
@@ -134,7 +134,7 @@ def _train(
 
 
 def _check_kept(config: Config) -> None:
-    """Raise PacelineError for a warm start or a fitted drafter that another user left and this one cannot read."""
+    """Raise PacelineError for a warm start or a fitted drafter of another user that this one cannot read."""
     target = initial_weights(config)
     require_readable(target)
     if (target / "config.json").is_file() and (fitted := fitted_folder(config, target)) is not None:
@@ -142,14 +142,15 @@ def _check_kept(config: Config) -> None:
 
 
 def _ray_lost(error: RayLostError, observer: Observer, how_to_go_on: str) -> None:
-    """On a thread of Ray's watch, while the loop may hang in a call to Ray: say so once. This process ends then."""
+    """Report a loss of Ray once, on a thread of its watch, while the loop may hang in a call to Ray. Then this process
+    ends."""
 
     def into_files() -> None:
         with suppress(Exception):
             observer.event("failed", error.message)
             observer.close()
 
-    writer = threading.Thread(target=into_files, daemon=True)  # the loop may hold a lock of the observer's
+    writer = threading.Thread(target=into_files, daemon=True)  # the loop may hold a lock of the observer
     writer.start()
     writer.join(2.0)
     error.remedy = how_to_go_on
@@ -157,7 +158,7 @@ def _ray_lost(error: RayLostError, observer: Observer, how_to_go_on: str) -> Non
 
 
 def _how_to_go_on(run_dir: Path, config_source: str) -> str:
-    """The command that loses least; a resume only where there is something to resume."""
+    """Return the command that loses least; a resume only if there is something to resume."""
     command = f"paceline train {config_source}"
     if latest_checkpoint(run_dir / "checkpoints") is None:
         return f"start again (there is no checkpoint yet) with: {command}"
@@ -201,12 +202,12 @@ def run(
         job.publish()
         job.saved = job.steps_done
         try:
-            evaluate_if_due(job, run_dir)  # before the first step, or what an interrupted run still owes
+            evaluate_if_due(job, run_dir)  # before the first step, or missing from an interrupted run
             while job.steps_done < config.run.steps:
                 interrupt.check()
                 rl_step(job)
                 if job.notices is not None and job.notices.endangered:
-                    save_first(job)  # an evaluation takes its time; whoever resumes from here makes up for it
+                    save_first(job)  # an evaluation takes long; a resume from here repeats it
                 before = dict(job.evaluations)
                 evaluate_if_due(job, run_dir)
                 if due(job.steps_done, config.checkpoint.every, config.run.steps) and (
@@ -225,8 +226,8 @@ def run(
 
 
 def evaluate_if_due(job: Job, run_dir: Path) -> None:
-    """Before the first step, every eval.every steps, after the last (there in both precisions); nothing where it was
-    done already."""
+    """Evaluate before the first step, every eval.every steps, and after the last (there in both precisions), unless it
+    was done already."""
     if job.steps_done == 0 or due(job.steps_done, job.config.eval.every, job.config.run.steps):
         evaluate_job(job)
         keep_best(job, run_dir)
@@ -235,5 +236,5 @@ def evaluate_if_due(job: Job, run_dir: Path) -> None:
 
 
 def due(step: int, every: int, last: int) -> bool:
-    """Every `every` steps (0: never) and after the last."""
+    """Whether `step` is a multiple of `every` (0: never), or the last."""
     return step == last or (every > 0 and step % every == 0)

@@ -35,7 +35,7 @@ class Printed(RunObserver):
 
 
 def warmup(config: Config) -> Path:
-    """`paceline warmup`: the warm-started model's directory, made now or earlier."""
+    """`paceline warmup`: return the warm-started model's directory, made now or earlier."""
     with (
         interrupt_flag() as interrupt,
         ray_session(address=config.cluster.address, on_lost=show, lost_after_s=config.cluster.ray_timeout_s) as session,
@@ -47,12 +47,13 @@ def warmup(config: Config) -> Path:
 
 @contextmanager
 def learner_group(config: Config, init: Init, avoid: Mapping[str, str] | None = None) -> Iterator[LearnerGroup]:
-    """Learner group of a warm start, on its place in the cluster. Needs Ray. `avoid`: see actors.placement.reserve."""
+    """Run a learner group for a warm start, on its place in the cluster. Needs Ray. `avoid`: see
+    actors.placement.reserve."""
     with (
         place(config, avoid) as placement,
         LearnerGroup(
             config.model,
-            config.learner.model_copy(update={"lora": None}),  # what RL adapts is made whole
+            config.learner.model_copy(update={"lora": None}),  # RL adapts a fully trained model
             config.objective,
             temperature=1.0,
             init=init,
@@ -70,7 +71,8 @@ def warm_start(
     observer: RunObserver,
     learner: Callable[[Config, Init], AbstractContextManager[LearnerGroup]] = learner_group,
 ) -> Path:
-    """The initial weights of a run: model.path, or what the `warmup:` section makes of it. `learner`: who makes it.
+    """Return the initial weights of a run: model.path, or what the `warmup:` section makes of it. `learner`: makes the
+    learner that trains it.
 
     Raises Interrupted between optimizer steps; nothing is kept of an unfinished warm start.
     """
@@ -108,7 +110,7 @@ def warm_start(
         try:
             supervised()
             break
-        except LearnerLostError as error:  # nothing but updates would be repeated from a checkpoint
+        except LearnerLostError as error:  # a checkpoint would save nothing but repeated updates
             if restarts == config.learner.max_restarts:
                 raise
             again = f"restart {restarts + 1} of {config.learner.max_restarts}"
@@ -118,20 +120,20 @@ def warm_start(
 
 
 def initial_weights(config: Config) -> Path:
-    """Where the weights lie that RL begins with: model.path, or what the warm start made or will make of it."""
+    """Return the path of RL's initial weights: model.path, or that of the warm start's result, made or not."""
     if config.warmup is None:
         return Path(config.model.path)
     return Path(config.run.dir) / "warm_starts" / fingerprint(config)
 
 
 def fingerprint(config: Config) -> str:
-    """Hash over everything that a warm start depends on, and nothing else: options, seed, network, tokenizer and data,
-    by their contents wherever they lie; and what the learner computes with (its threads and ranks decide the order of
-    sums, so they change the last bits of a step, and with them all later ones)."""
+    """Return a hash over everything that a warm start depends on, and nothing else: options, seed, network, tokenizer
+    and data, by content wherever they are. Also the learner's threads and ranks: they decide the order of sums, so they
+    change the last bits of a step, and with them all later ones."""
     assert config.warmup is not None
     digest = hashlib.blake2b(digest_size=12)
     digest.update(config.warmup.model_dump_json(exclude={"data"}).encode())
-    invariant = config.model.batch_invariant is not False  # as a learner on a CPU reads it; on a GPU it never is
+    invariant = config.model.batch_invariant is not False  # as a learner on a CPU reads it; on a GPU it is never true
     model = config.model.model_copy(update={"batch_invariant": invariant})
     digest.update(model.model_dump_json(exclude={"path", "tokenizer"}).encode())
     digest.update(config.data.model_dump_json(exclude={"train", "eval", *PROMPTS_ONLY}).encode())

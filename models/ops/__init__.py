@@ -1,7 +1,7 @@
-"""The transformer's operations, each in plain torch (`reference`), most as a native CPU kernel and a Triton one.
+"""The transformer's operations, each in plain torch (`reference`), most as a native CPU kernel and a Triton one too.
 
-A row's result never depends on the other rows where an operation says batch-invariant. Callers see one function per
-operation; whether a kernel or torch computes it is decided here, per call, from device, dtype and gradients.
+In a batch-invariant operation, a row's result never depends on other rows. Callers see one function per operation,
+which selects a kernel or torch per call, by device, dtype and gradients.
 """
 
 from models.ops.adapted import LowRank, adapted_linear, merge, merge_rows

@@ -1,9 +1,9 @@
-"""Products with a weight and its low-rank update. Owns how the two become one matrix, which learner and engines share
-to the bit, and the gradient of the update's two factors.
+"""Products with a weight and its low-rank update: the merge, bitwise equal in learner and engines, and the gradients of
+the update's two factors.
 
-The product is of the merged matrix W + scale B A, rounded once to the dtype of W: what an engine that has merged it
-computes with. Nothing of it is kept: it is made again for the backward pass, at r / T of the product's flops for T
-tokens and rank r. No gradient as large as W ever exists.
+The product uses the merged matrix W + scale B A, rounded once to the dtype of W, as an engine with merged weights does.
+The merged matrix is not stored: it is computed again for the backward pass, at r / T of the product's flops for T
+tokens and rank r. No gradient is as large as W.
 """
 
 from collections.abc import Sequence
@@ -29,16 +29,16 @@ class LowRank(NamedTuple):
 
 
 def merge(weight: Tensor, a: Tensor, b: Tensor, scale: float) -> Tensor:
-    """weight [N, K] + scale * b [N, r] @ a [r, K]: summed in float32, rounded once to the dtype of weight.
+    """Return weight [N, K] + scale * b [N, r] @ a [r, K]: summed in float32, rounded once to the dtype of weight.
 
-    On the CPU bitwise the same for any number of threads, and for rows alone or among others.
+    On the CPU bitwise the same for any number of threads, and for rows alone or in a batch.
     """
     update = linear(b.detach(), a.detach().t().contiguous(), None, invariant=b.is_cpu)
     return update.mul_(scale).add_(weight.detach()).to(weight.dtype)
 
 
 def merge_rows(weight: Tensor, updates: Sequence[LowRank]) -> Tensor:
-    """A copy of weight [N, K] with every update merged into its rows."""
+    """Return a copy of weight [N, K] with every update merged into its rows."""
     merged = weight.detach().clone()
     for update in updates:
         rows = slice(update.start, update.stop)
@@ -55,9 +55,10 @@ def adapted_linear(
     invariant: bool,
     low_bit: LowBitWeight | None = None,
 ) -> Tensor:
-    """x [T, K] times the merged weight [N, K]^T plus bias -> [T, N]; gradients reach x and the updates' a and b.
-    `low_bit`: the merged weight as engines store it; then the product is theirs, and gradients go straight through both
-    roundings (`mirrored_linear`)."""
+    """Return x [T, K] times the merged weight [N, K]^T plus bias, [T, N]; differentiable in x and the updates' a and b.
+
+    `low_bit`: the merged weight as engines store it. The product is then the engine's, and gradients use
+    straight-through estimation of both roundings (`mirrored_linear`)."""
     factors = [factor for update in updates for factor in (update.a, update.b)]
     result: Tensor = _Adapted.apply(x, weight, bias, updates, invariant, low_bit, *factors)  # type: ignore[no-untyped-call]
     return result

@@ -1,8 +1,8 @@
 """Causal attention over packed segments (learner) and over a paged KV cache (engine); bitwise equal to each other.
 
-On CPU both run one native kernel, whose result for a query row depends on that row's keys, values and their order
-only. On CUDA paged attention is a Triton kernel of which the same holds (`models.ops.triton`), and packed attention is
-torch's for variable lengths (`varlen`). Elsewhere they are torch's scaled dot-product attention (`reference`), equal to
+On CPU both run one native kernel. A query row's result depends on that row's keys, values and their order only. On
+CUDA, paged attention is a Triton kernel with the same property (`models.ops.triton`), and packed attention is torch's
+variable-length one (`varlen`). Elsewhere both are torch's scaled dot-product attention (`reference`), equal up to
 rounding.
 """
 
@@ -30,9 +30,11 @@ def packed_attention(
     """Causal attention inside each segment; differentiable.
 
     q [T, Hq, D], k and v [T, Hkv, D] with Hq a multiple of Hkv; cu_seqlens int32 [S + 1], from 0 to T, non-decreasing.
-    Returns [T, Hq, D]. `segments`, the same lengths on the host: without, CUDA waits for them at every call and pads
-    all segments to the longest. With `segments.parents` rows see those of the segments that theirs continues, too; on
-    the CPU the result is bitwise that of whole sequences. Raises ValueError on inconsistent offsets or parents.
+    Returns [T, Hq, D].
+
+    `segments`: the same lengths on the host. Without them, every call on CUDA synchronises to read them, and pads all
+    segments to the longest. With `segments.parents`, rows also attend to the segments that theirs continues; on the CPU
+    the result is bitwise that of whole sequences. Raises ValueError on inconsistent offsets or parents.
     """
     native = takes(q, k, v) and not q.shape[2] % _LANES
     if segments is not None and segments.parents is not None and not native:
@@ -70,18 +72,18 @@ def paged_attention(
     """Attention of each request's last rows over its cached context, causal; any number of rows per request.
 
     q [T, Hq, D]; caches [slots, Hkv, D]; int32 block_tables [B, M], query_offsets [B + 1], context_lens [B]. The
-    queries of request b are rows query_offsets[b]:query_offsets[b + 1] and the last tokens of its context, whose keys
-    and values are written already. Position p lies in slot block_tables[b, p // block_tokens] * block_tokens
-    + p % block_tokens. Returns [T, Hq, D].
+    queries of request b are rows query_offsets[b]:query_offsets[b + 1], the last tokens of its context. Their keys and
+    values are in the cache already. Position p is in slot block_tables[b, p // block_tokens] * block_tokens + p %
+    block_tokens. Returns [T, Hq, D].
 
     tree_mask, bool or uint8 [T, W]: column j of row t says whether the row sees its request's query row j (itself
-    included); rows then hold a tree of drafted tokens, and W is at least the largest number of rows of a request.
-    A row whose ancestors are the rows of a plain continuation gets bitwise the plain result; on CUDA if they are the
-    request's first rows, without gaps.
+    included). Rows then hold a tree of drafted tokens, and W is at least the largest number of rows of a request. A row
+    whose ancestors form a plain continuation gets bitwise the plain result; on CUDA if they are the request's first
+    rows, without gaps.
 
-    The maximum lengths, upper bounds, spare host synchronisations on CUDA, where rows behind query_offsets[B] are
-    padding (zeros come back) and a request may have none. Raises ValueError on inconsistent lengths and IndexError
-    on blocks outside the cache (CPU).
+    The maximum lengths are upper bounds that avoid host synchronisations on CUDA. There, rows behind query_offsets[B]
+    are padding (their result is zero) and a request may have no rows. Raises ValueError on inconsistent lengths and
+    IndexError on blocks outside the cache (CPU).
     """
     if operators_take(q, k_cache, v_cache):
         attended: Tensor = operators.paged_attention(
@@ -190,7 +192,7 @@ def _packed_attention(
 
 
 class _PackedAttention(torch.autograd.Function):
-    """Saves no scores: the backward computes them again, so memory stays linear in T."""
+    """Saves no scores: the backward recomputes them, so memory stays linear in T."""
 
     @staticmethod
     def forward(

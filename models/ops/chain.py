@@ -1,7 +1,7 @@
 """A chain of drafts by a copy of the target in one native call: stack, head and draw, once per token.
 
-Owns the head's address and the workspace. The kernels are those of the separate operations, so tokens are bitwise those
-of `DecoderStack`, `ops.linear` or `ops.low_bit_linear`, and `ops.sample` in turn. Never differentiable.
+Holds the head's address and the workspace. The kernels are those of the separate operations, so tokens are bitwise
+those of `DecoderStack`, `ops.linear` or `ops.low_bit_linear`, and `ops.sample` in turn. Never differentiable.
 """
 
 from collections.abc import Sequence
@@ -21,9 +21,9 @@ Numbers = NDArray[Any]
 
 
 class DraftChain(DecoderStack):
-    """A decoder stack and its head [V, H]: of the stack's dtype, packed or not, or in eight bits.
+    """A decoder stack and its head [V, H]: in the stack's dtype, packed or not, or in eight bits.
 
-    Raises ValueError where there is no kernel for them (ask `supports` first).
+    Raises ValueError if no kernel supports them (check `supports` first).
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class DraftChain(DecoderStack):
 
     @staticmethod
     def supports(weight: Tensor, head_dim: int) -> bool:
-        """Whether there is a kernel for weights like this one (an extension built before it existed has none)."""
+        """Return whether a kernel supports such weights (older builds of the extension have none)."""
         return DecoderStack.supports(weight, head_dim) and hasattr(kernels, "draft_chain")
 
     def draft(
@@ -73,14 +73,15 @@ class DraftChain(DecoderStack):
         noise_keys: Numbers,
         logits: Tensor | None = None,
     ) -> Tensor:
-        """Tokens int64 [R, depth], of request r the first counts[r] <= depth, -1 behind.
+        """Return tokens int64 [R, depth]: the first counts[r] <= depth entries of request r are drafted, the rest are
+        -1.
 
         slots, lengths, prompt_lengths, counts, top_k, noise_keys int64 [R]; temperatures, top_p float32 [R]. history
         int32 [slots, W] and block_tables int32 [slots, M] are the engine's, by slot; caches [layers, KV slots, Hkv, D]:
         K/V of the positions lengths - 1 .. lengths + counts - 2 are written. The draw behind position p has the noise
-        position p + 1 - prompt_lengths. With top-k or top-p the kept set is `ops.cutoff`'s but for the rounding of a
-        sum. logits [R, depth, V] of the weights' dtype: where to leave what was drawn from. Raises IndexError for what
-        lies outside its table.
+        position p + 1 - prompt_lengths. With top-k or top-p the kept set equals `ops.cutoff`'s up to the rounding of a
+        sum. logits [R, depth, V] of the weights' dtype: output for the logits that were drawn from. Raises IndexError
+        for an entry outside its table.
         """
         requests = len(slots)
         whole = slots, lengths, prompt_lengths, counts, top_k, noise_keys

@@ -1,7 +1,7 @@
-"""What only drafting needs, in plain torch: the oracle of its operators. A drafter's joined inputs, and growing trees.
+"""Operations for drafting only, in plain torch: the oracle of its operators. Drafter inputs, and growing trees.
 
-A tree's nodes are numbered level by level: those of level 0 first, C of them, then k children of each of the k nodes
-that were expanded. Every function has shapes that no value decides, and waits for nothing.
+A tree's nodes are numbered level by level: first the C of level 0, then k children of each of the k expanded nodes. No
+shape depends on values, so nothing synchronises.
 """
 
 import torch
@@ -21,7 +21,7 @@ def draft_inputs(
     feature_norm: Tensor | None,
     eps: float,
 ) -> Tensor:
-    """[embedding of tokens | features], each normed where there is a weight: int64 [T], [V, H], [T, H] -> [T, 2H]."""
+    """[embedding of tokens | features], each normed if it has a weight: int64 [T], [V, H], [T, H] -> [T, 2H]."""
     embedded = F.embedding(tokens, embedding)
     if token_norm is not None:
         embedded = reference.rms_norm(embedded, token_norm, eps)
@@ -45,17 +45,17 @@ def tree_feed(
     node_parents: Tensor,
     node_scores: Tensor,
 ) -> Fed:
-    """A level was drawn: note its nodes, and feed the k best of them behind the F rows fed before. The smaller node
-    wins a tie.
+    """Store a newly drawn level's nodes, and append the k best as rows behind the F rows fed before. Ties go to the
+    smaller node.
 
-    drawn int64, logprobs float32: C candidates per request, of the root's children [R, k] or of the expanded nodes'
-    [R * k, k]. newest int64, paths float32 [R, k]: those nodes and the log-probabilities of their paths (None: the
-    root's). first: the number of the level's first node. outputs [R, F, H]: features behind the rows fed before; of the
-    root [R, 1, H]. fed_tokens int64 [R, F], fed_hidden [R, F, H], fed_mask uint8 [R, F, F]: what was fed, if anything.
+    drawn int64, logprobs float32: C candidates per request, children of the root [R, k] or of the expanded nodes [R *
+    k, k]. newest int64, paths float32 [R, k]: those nodes and the log-probabilities of their paths (None: the root's).
+    first: the number of the level's first node. outputs [R, F, H]: features behind the rows fed before; for the root
+    [R, 1, H]. fed_tokens int64 [R, F], fed_hidden [R, F, H], fed_mask uint8 [R, F, F]: the rows fed before.
     node_tokens, node_parents int64, node_scores float32 [R, N]: written from `first` on.
 
-    Returns tokens [R, F + k], the features behind their parents [R, F + k, H], which rows each sees, uint8
-    [R, F + k, F + k], and the k nodes with their paths, as `newest` and `paths` take them.
+    Returns tokens [R, F + k], the features behind their parents [R, F + k, H], and the mask of visible rows, uint8 [R,
+    F + k, F + k]. Also returns the k nodes with their paths, like `newest` and `paths`.
     """
     requests, fed = fed_tokens.shape
     tokens, parents, scores = _level(drawn, logprobs, newest, paths, requests)
@@ -91,8 +91,9 @@ def tree_best(
     parents: Tensor,
     scores: Tensor,
 ) -> None:
-    """The last level was drawn (arguments as in `tree_feed`): the best nodes of all levels, most probable first, into
-    tokens, parents int64 (-1: the root) and scores float32, [R, count]. Those of score -inf are no candidates."""
+    """Select the best nodes of all levels once the last is drawn (arguments as in `tree_feed`), most probable first.
+
+    Writes tokens and parents int64 (-1: the root) and scores float32, [R, count]. Nodes of score -inf are invalid."""
     requests, count = tokens.shape
     last = _level(drawn, logprobs, newest, paths, requests)
     every = (node_tokens, node_parents, node_scores)
@@ -111,7 +112,7 @@ def tree_best(
 def _level(
     drawn: Tensor, logprobs: Tensor, newest: Tensor | None, paths: Tensor | None, requests: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Tokens, parents and scores of the paths of a level's nodes, [R, C]."""
+    """Tokens, parents and path scores of a level's nodes, [R, C]."""
     tokens = drawn.view(requests, -1)
     if newest is None or paths is None:
         return tokens, torch.full_like(tokens, -1), logprobs.view(requests, -1)

@@ -1,6 +1,6 @@
 """The EAGLE drafter's passes in one native call each: over given rows, and a whole chain of drafts.
 
-Owns the addresses of the weights and the workspace. The kernels are those of the separate operations, so features and
+Holds the addresses of the weights and the workspace. The kernels are those of the separate operations, so features and
 tokens are bitwise those of `ops.linear`, `ops.split_qkv`, `ops.sample` ... in turn. Never differentiable.
 """
 
@@ -17,7 +17,7 @@ class EaglePasses:
 
     fuse [H, 2H] and the layer's products must be `prepack`ed; `layer.input_norm` is not read. embedding, head [V, H]
     (packed or not); cos, sin float32 [P, D/2]. Call `refresh` after the drafter's weights were written and packed.
-    Raises ValueError where there is no kernel for them (ask `supports` first).
+    Raises ValueError if no kernel supports them (check `supports` first).
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class EaglePasses:
         if layer.form is not None:
             raise ValueError("EAGLE's block is never in few bits")
         self._layer, self._fuse, self._embedding, self._head = layer, fuse, embedding.detach(), head.detach()
-        self._source, self._cos, self._sin = head, cos, sin  # panels are kept on the head itself
+        self._source, self._cos, self._sin = head, cos, sin  # panels are stored on the head itself
         self._half, self._hidden = embedding.dtype is torch.bfloat16, hidden
         self._cache_shape = (kv_heads, 2 * half)
         self._shape = kernels.StackShape(  # type: ignore[union-attr]
@@ -59,11 +59,11 @@ class EaglePasses:
 
     @staticmethod
     def supports(weight: Tensor, head_dim: int) -> bool:
-        """Whether there is a kernel for weights like this one (an extension built before it existed has none)."""
+        """Return whether a kernel supports such weights (older builds of the extension have none)."""
         return DecoderStack.supports(weight, head_dim) and hasattr(kernels, "eagle_chain")
 
     def refresh(self) -> None:
-        """The drafter's weights were written and packed."""
+        """Use the drafter's newly written and packed weights."""
         packed = panels_of(self._fuse)
         if packed is None:
             raise ValueError("the fusion's weight is not prepacked")
@@ -84,9 +84,11 @@ class EaglePasses:
         block_tokens: int,
         tree_mask: Tensor | None = None,
     ) -> Tensor:
-        """tokens, positions, kv_slots int64 [T]; features [T, H]; keys, values [slots, Hkv, D], written at kv_slots;
-        block_tables int32 [R, M], query_offsets int32 [R + 1], context_lens int32 [R]; tree_mask uint8 [T, W]. Returns
-        features of the next positions [T, H]. Raises IndexError for what lies outside its table."""
+        """Return features of the next positions [T, H].
+
+        tokens, positions, kv_slots int64 [T]; features [T, H]; keys, values [slots, Hkv, D], written at kv_slots;
+        block_tables int32 [R, M], query_offsets int32 [R + 1], context_lens int32 [R]; tree_mask uint8 [T, W]. Raises
+        IndexError for an entry outside its table."""
         rows, (requests, width) = len(tokens), block_tables.shape
         self._check(keys, values)
         features = features if features.is_contiguous() else features.contiguous()
@@ -136,12 +138,12 @@ class EaglePasses:
         scale: float,
         noise: bool,
     ) -> tuple[Tensor, Tensor]:
-        """`depth` tokens per request, each drawn from the head and fed back, int64 [R, depth], and how sure the drawing
-        was, float32 [R, depth]: tokens and log-probabilities as `ops.sample_topk` gives them for k = 1.
+        """Draw `depth` tokens per request from the head, each fed back: tokens int64 [R, depth] and log-probs float32
+        [R, depth], as from `ops.sample_topk` for k = 1.
 
-        hidden [R, H]: features of the last known position; positions, committed int64 [R]: of the first drafted token's
-        row, in the sequence (those beyond the last are taken to be it) and in the request's block table int32 [R, M];
-        temperatures float32 [R]; noise_keys, noise_positions int64 [R], of the first drawn token.
+        hidden [R, H]: features of the last known position. positions, committed int64 [R]: where the first drafted
+        token's row is, in the sequence (positions beyond the last are clamped) and in the request's block table int32
+        [R, M]. temperatures float32 [R]; noise_keys, noise_positions int64 [R], of the first drawn token.
         """
         rows, width = block_tables.shape
         self._check(keys, values)
@@ -180,7 +182,7 @@ class EaglePasses:
                 raise ValueError(f"caches must be contiguous [slots, {', '.join(map(str, self._cache_shape))}]")
 
     def _weights(self) -> object:
-        """Built per call: the engine packs the target's head anew whenever its weights change."""
+        """Built per call: the engine packs the target's head again whenever its weights change."""
         packed = panels_of(self._source)
         return kernels.EagleWeights(  # type: ignore[union-attr]
             self._addresses.data_ptr(),

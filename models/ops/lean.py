@@ -1,7 +1,8 @@
-"""Gradients of RMS norm, SwiGLU and rotation for devices, keeping no more than their inputs for the backward pass.
+"""Memory-saving gradients of RMS norm, SwiGLU and rotation for devices: only inputs are kept for the backward pass.
 
-torch's own would keep their float32 steps: 2.2 times as many bytes of a layer (`policies.roofline.memory.saved_bytes`).
-Forward is the operators' kernel, or the oracle; backward is torch, in float32, rounded once. The CPU has kernels.
+torch's own keep their float32 steps: 2.2 times as many bytes of a layer (`policies.roofline.memory.saved_bytes`).
+Forward is the operators' kernel, or the oracle; backward is torch, in float32, rounded once. The CPU has native kernels
+instead.
 """
 
 from typing import Any
@@ -14,11 +15,11 @@ from models.ops import reference
 from models.ops.triton import operators
 from models.ops.triton.operators import operators_take
 
-_CHUNK = 1 << 24  # elements of a float32 step of SwiGLU's backward that exist at once: 64 MiB each
+_CHUNK = 1 << 24  # elements per float32 step of SwiGLU's backward: 64 MiB each
 
 
 def wanted(*tensors: Tensor) -> bool:
-    """Whether gradients of these are to be computed here: on a device (or meta), for the backward pass."""
+    """Return whether to compute these tensors' gradients here: on a device (or meta), with a backward pass."""
     if not (tensors[0].is_cuda or tensors[0].is_meta) or not torch.is_grad_enabled():
         return False
     return any(tensor.requires_grad for tensor in tensors)
@@ -93,11 +94,11 @@ class _LeanSwiGLU(torch.autograd.Function):
 class _LeanRope(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        ctx.save_for_backward(cos, sin)  # of all layers the same
+        ctx.save_for_backward(cos, sin)  # shared by all layers
         return reference.apply_rope(x, cos, sin)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         cos, sin = ctx.saved_tensors
-        return reference.apply_rope(grad, cos, -sin), None, None  # a rotation's transpose turns back
+        return reference.apply_rope(grad, cos, -sin), None, None  # the transpose is the inverse rotation

@@ -1,9 +1,9 @@
-"""Products with weights in few bits. Owns the order of the arithmetic: whatever computes them (torch here, the native
-kernel, Triton) gives the same bits for integer formats, for any batch, number of threads and kind of processor.
+"""Products with low-bit weights. Defines the order of the arithmetic, so that all implementations (torch here, the
+native kernel, Triton) give the same bits for integer formats, for any batch, number of threads and processor.
 
-With x [T, K] in eight bits, value q and scale a = max|x| / 127 of each token, and weights s (w - z) in G groups:
-y = (sum over g, rising, of float(sum over k of group g of q (w - z)) * s_g) * a + bias. The inner sums are exact
-integers, the outer one is float32, each operation rounded once.
+With x [T, K] in eight bits, value q and scale a = max|x| / 127 of each token, and weights s (w - z) in G groups: y =
+(sum over g, rising, of float(sum over k of group g of q (w - z)) * s_g) * a + bias. The inner sums are exact integers,
+the outer one is float32, each operation rounded once.
 """
 
 from typing import Any
@@ -20,33 +20,33 @@ from models.ops.triton import low_bit_operators
 from models.ops.triton.operators import operators_take
 
 _PANELS = "_paceline_low_bit_panels"
-_TILE_INPUTS = 64  # groups in panels are whole tiles (native/kernels.h)
+_TILE_INPUTS = 64  # a group in panels consists of whole tiles (native/kernels.h)
 
 
 def low_bit_linear(x: Tensor, weight: LowBitWeight, bias: Tensor | None = None) -> Tensor:
-    """x [T, K] times weight [N, K]^T plus bias [N] -> [T, N] in the dtype of x, for inference. Row t is bitwise the
-    same whatever T and the other rows are. A token with a value that is not finite gives NaN.
+    """Return x [T, K] times weight [N, K]^T plus bias [N], [T, N] in the dtype of x, for inference.
 
-    On CPU the kernel reads the weight's panels; where `prepack_low_bit` has not made them, they are made now and kept.
-    On CUDA the Triton operators compute, and fp8 raises RuntimeError where the device has no products of it.
+    Row t is bitwise independent of T and of the other rows. A token with a non-finite value gives NaN.
+
+    On CPU the kernel reads the weight's panels; missing ones are packed now and kept. On CUDA the Triton operators
+    compute, and fp8 raises RuntimeError if the device does not support it.
     """
     if operators_take(x):
         return _by_operators(tokens_of(x, weight.format), weight, bias, x.dtype)
     if _kernel_takes(x, weight, bias):
         return _by_kernel(x, weight, bias)
     if bias is not None and bias.dtype is not x.dtype and _kernel_takes(x, weight, None):
-        # Widening is exact and the result is rounded once either way.
+        # Widening is exact, and both paths round the result once.
         return low_bit_linear(x.float(), weight, bias.float()).to(x.dtype)
     return reference(x, weight, bias)
 
 
 def prepack_low_bit(weight: LowBitWeight) -> None:
-    """Keep the weight in the kernel's format on `weight.values`, for products; call again after it has changed.
+    """Store the weight in the kernel's format on `weight.values`, for products; call again after it has changed.
 
-    Writes into the same memory when called again. Tensors changed in place since then are noticed by their version
-    counters (not inference tensors, nor through `.data`), and the panels are made anew at the next product. Does
-    nothing where there is no kernel for the weight. Raises ValueError where scales do not fit the values, or the sums
-    of a product might not fit an int32.
+    Later calls write into the same memory. Version counters detect in-place changes (not for inference tensors, nor
+    through `.data`); the next product then packs again. Does nothing if no kernel supports the weight. Raises
+    ValueError if scales do not fit the values, or the sums of a product might exceed an int32.
     """
     if not packable(weight):
         return
@@ -80,9 +80,8 @@ def prepack_low_bit(weight: LowBitWeight) -> None:
 def requantise(weight: Tensor, into: LowBitWeight) -> None:
     """Round `weight` [N, K] to the nearest in the format and memory of `into`, as `models.low_bit.quantise` does.
 
-    Where the kernel computes with them only the panels are written, in one pass over the weight: values, scales and
-    zero points are then never read, and memory that nobody has written to takes no room. Raises ValueError where the
-    shapes differ.
+    With a kernel, only the panels are written, in one pass over the weight. Values, scales and zero points are then
+    never read, so their untouched memory occupies no space. Raises ValueError if the shapes differ.
     """
     if weight.shape != (into.outputs, into.inputs):
         raise ValueError(f"a weight {list(weight.shape)} does not fit {[into.outputs, into.inputs]}")
@@ -110,7 +109,7 @@ def requantise(weight: Tensor, into: LowBitWeight) -> None:
 
 
 def low_bit_panels(weight: LowBitWeight) -> Tensor:
-    """What `prepack_low_bit` keeps of the weight's present version, made now if it is not there. uint8, flat."""
+    """Return the panels of the weight's present version, packed now if they are outdated. uint8, flat."""
     packed: tuple[Tensor, tuple[int, ...]] | None = getattr(weight.values, _PANELS, None)
     if packed is None or packed[1] != low_bit_versions(weight):
         prepack_low_bit(weight)
@@ -120,13 +119,13 @@ def low_bit_panels(weight: LowBitWeight) -> Tensor:
 
 
 def low_bit_versions(weight: LowBitWeight) -> tuple[int, ...]:
-    """Where the values lie (a copied tensor brings copied panels along), and counts of in-place changes of the weight's
-    tensors, 0 always for inference tensors."""
+    """Return the address of the values (a copied tensor brings copied panels along), and in-place change counts of the
+    weight's tensors, always 0 for inference tensors."""
     return weight.values.data_ptr(), *(0 if part.is_inference() else part._version for part in weight.parts)
 
 
 def packable(weight: LowBitWeight) -> bool:
-    """Whether the kernel has panels for the weight (an extension built before it existed has none)."""
+    """Return whether the kernel supports the weight (older builds of the extension have none)."""
     form, depth = weight.format, weight.inputs
     if form.activations != "int8" or (form.group is not None and depth // form.groups(depth) % _TILE_INPUTS != 0):
         return False
@@ -135,14 +134,16 @@ def packable(weight: LowBitWeight) -> bool:
 
 
 def mirrored_linear(x: Tensor, master: Tensor, weight: LowBitWeight, bias: Tensor | None = None) -> Tensor:
-    """`low_bit_linear` of the engine, for the learner: `weight` is `master` [N, K] quantised, and the gradient goes
-    straight through both roundings (QaRL, section 3.1): grad x = grad W_q, grad master = grad^T x_q."""
+    """The engine's `low_bit_linear`, for the learner: `weight` is `master` [N, K] quantised.
+
+    Gradients use straight-through estimation of both roundings (QaRL, section 3.1): grad x = grad W_q, grad master =
+    grad^T x_q."""
     result: Tensor = _Mirrored.apply(x, master, weight, bias)  # type: ignore[no-untyped-call]
     return result
 
 
 def quantise_tokens(x: Tensor) -> tuple[Tensor, Tensor]:
-    """[T, K] -> int8 [T, K] and float32 scales [T, 1]; NaN where a value of the token is not finite."""
+    """Quantise [T, K] to int8 [T, K] and float32 scales [T, 1]; the scale is NaN if a token has a non-finite value."""
     if takes(x) and hasattr(kernels, "quantise_rows"):
         x = x if x.stride(1) == 1 else x.contiguous()
         values, scales = x.new_empty(x.shape, dtype=torch.int8), x.new_empty((len(x), 1), dtype=torch.float32)
@@ -160,7 +161,7 @@ def quantise_tokens(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def tokens_of(x: Tensor, form: LowBitFormat) -> tuple[Tensor, ...]:
-    """What a product of that format is computed from, for inference: (values, scales), or x as it is."""
+    """Return the operands of a product in that format, for inference: (values, scales), or x unchanged."""
     if form.activations == "none":
         return (x,)
     return quantise_tokens(x) if form.activations == "int8" else _rounded(x, torch.float8_e4m3fn)
@@ -173,7 +174,7 @@ def _kernel_takes(x: Tensor, weight: LowBitWeight, bias: Tensor | None) -> bool:
 def _by_kernel(
     x: Tensor, weight: LowBitWeight, bias: Tensor | None, tokens: tuple[Tensor, Tensor] | None = None
 ) -> Tensor:
-    """tokens: where what x was rounded to shall go as well, as of `quantise_tokens`."""
+    """tokens: optional output for the quantised x, as from `quantise_tokens`."""
     rows, depth = x.shape
     columns = weight.outputs
     if depth != weight.inputs or (bias is not None and bias.shape != (columns,)):
@@ -226,7 +227,7 @@ class _Mirrored(torch.autograd.Function):
             ctx.save_for_backward(values, scales)
             return _by_kernel(x, weight, bias, (values, scales))
         tokens = tokens_of(x, weight.format)
-        ctx.save_for_backward(*tokens)  # in eight bits a quarter of the memory, and what the product is computed from
+        ctx.save_for_backward(*tokens)  # eight bits: a quarter of the memory, and the actual operands of the product
         return _by_operators(tokens, weight, bias, x.dtype) if operators_take(x) else low_bit_linear(x, weight, bias)
 
     @staticmethod

@@ -1,21 +1,22 @@
-"""The oracle of low-bit products: plain torch, on any device. `models.ops.low_bit` says the order of the arithmetic."""
+"""The oracle of low-bit products: plain torch, on any device. `models.ops.low_bit` defines the order of the
+arithmetic."""
 
 import torch
 from torch import Tensor
 
 from models.low_bit import FP8_LARGEST, LEVELS, LowBitWeight, dequantise, levels_of, over
 
-SMALLEST = 2.0**-100  # of a token's largest value: below, 127 / max might be infinite, and the token counts as zeros
+SMALLEST = 2.0**-100  # of a token's largest value: below, 127 / max may be infinite, and the token counts as zeros
 
 
 def quantise_tokens(x: Tensor) -> tuple[Tensor, Tensor]:
-    """[T, K] -> int8 [T, K] and float32 scales [T, 1]; NaN where a value of the token is not finite."""
+    """Quantise [T, K] to int8 [T, K] and float32 scales [T, 1]; the scale is NaN if a token has a non-finite value."""
     exact = x.float()
     largest = exact.abs().amax(1, keepdim=True)
     finite = largest.isfinite() & ~exact.isnan().any(1, keepdim=True)
     counts = finite & (largest >= SMALLEST)
-    # 127 / max, rounded once (torch takes a Python number over a tensor as a product with its inverse): a product with
-    # it is what the kernels compute, a division by the scale is not.
+    # 127 / max, rounded once (torch computes number / tensor as a product with the inverse). The kernels multiply by
+    # it; a division by the scale would differ.
     inverse = torch.where(counts, torch.full_like(largest, LEVELS) / largest, torch.zeros_like(largest))
     values = torch.where(finite, exact * inverse, torch.zeros_like(exact)).round().to(torch.int8)
     scales = torch.where(counts, over(largest, LEVELS), torch.zeros_like(largest))
@@ -23,7 +24,7 @@ def quantise_tokens(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def quantise_tokens_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
-    """[T, K] -> float8_e4m3fn [T, K] and float32 scales [T, 1], likewise."""
+    """Quantise [T, K] to float8_e4m3fn [T, K] and float32 scales [T, 1]."""
     exact = x.float()
     largest = exact.abs().amax(1, keepdim=True)
     scales = torch.where(largest > 0, over(largest, FP8_LARGEST), torch.ones_like(largest))
@@ -31,7 +32,7 @@ def quantise_tokens_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def rounded_tokens(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """[T, K] -> [T, K] in eight bits, and float32 scales [T, 1], in plain torch."""
+    """Quantise [T, K] to eight bits [T, K] and float32 scales [T, 1], in plain torch."""
     return quantise_tokens(x) if dtype is torch.int8 else quantise_tokens_fp8(x)
 
 
@@ -44,8 +45,9 @@ def reference(x: Tensor, weight: LowBitWeight, bias: Tensor | None = None) -> Te
 
 
 def product(values: Tensor, scales: Tensor | None, weight: LowBitWeight, bias: Tensor | None) -> Tensor:
-    """Tokens as `tokens_of` gives them, times the weight, in plain torch: float32, or in the dtype of tokens that were
-    not rounded. Raises ValueError where they do not fit."""
+    """Multiply tokens (as from `tokens_of`) by the weight, in plain torch.
+
+    The result is float32, or the dtype of unquantised tokens. Raises ValueError if they do not fit."""
     require_fit(values, weight)
     if scales is None:
         y = values @ dequantise(weight).to(values.dtype).t()
@@ -58,13 +60,13 @@ def product(values: Tensor, scales: Tensor | None, weight: LowBitWeight, bias: T
 
 
 def require_fit(tokens: Tensor, weight: LowBitWeight) -> None:
-    """Raises ValueError."""
+    """Check the inputs. Raises ValueError."""
     if tokens.shape[1] != weight.inputs:
         raise ValueError(f"x {tuple(tokens.shape)} does not fit a weight of {weight.inputs} inputs")
 
 
 def _integer_sums(values: Tensor, weight: LowBitWeight) -> Tensor:
-    """float32 [T, N]: sums over groups of exact integers times scales. float64 holds the integers exactly."""
+    """float32 [T, N]: sums over groups of exact integers times scales. float64 represents the integers exactly."""
     groups = weight.scales.shape[1]
     wide = levels_of(weight).double()
     if weight.zeros is not None:

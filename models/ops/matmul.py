@@ -1,8 +1,9 @@
-"""Matrix products. Owns how rows become independent of the batch, and the weights packed for inference.
+"""Matrix products: rows independent of the batch, and weights packed for inference.
 
 On CPU the native kernel sums every element in one fixed order, so it is batch-invariant at no cost. On CUDA a Triton
-kernel of fixed tiles does (`models.ops.triton`), for inference. Without either, rows are padded: below INVARIANT_ROWS
-a BLAS picks other kernels or splits, and sums in another order. That is equal to rounding only.
+kernel of fixed tiles does (`models.ops.triton`), for inference. Without either, rows are padded, because below
+INVARIANT_ROWS a BLAS uses other kernels or splits, and another order of sums. Padded results are equal up to rounding
+only.
 """
 
 from typing import Any
@@ -24,8 +25,8 @@ _PANELS = "_paceline_panels"
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, invariant: bool) -> Tensor:
     """x [T, K] @ weight [N, K]^T + bias [N] -> [T, N], differentiable; sums in float32 (or wider).
 
-    invariant: row t of the result is bitwise the same whatever T and the other rows are, from panels or without. Else
-    weights that were `prepack`ed are read from their panels by the kernel, and others go to torch.
+    invariant: row t of the result is bitwise independent of T and the other rows, with panels or without. Otherwise the
+    kernel reads `prepack`ed weights from their panels, and torch computes the others.
     """
     if not takes(x, weight) or (bias is not None and not takes(x, bias)):
         if not invariant:
@@ -46,10 +47,10 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, invariant: 
 
 
 def head(hidden: Tensor, weight: Tensor, *, invariant: bool) -> Tensor:
-    """Logits: hidden [T, H] @ weight [V, H]^T -> [T, V], differentiable. On CUDA float32, sums unrounded, for sampling
-    and for the loss; elsewhere `linear`, in the dtype of the weights.
+    """Logits: hidden [T, H] @ weight [V, H]^T -> [T, V], differentiable.
 
-    Why: in bfloat16 neighbouring logits near 23 are 0.125 apart, so two kernels' draws differ three times as often.
+    On CUDA float32, sums unrounded, for sampling and for the loss; elsewhere `linear`, in the dtype of the weights.
+    Reason: in bfloat16 neighbouring logits near 23 are 0.125 apart, so two kernels' draws differ three times as often.
     """
     if weight.dtype is not _BF16 or hidden.dtype is not _BF16 or not (hidden.is_cuda or hidden.is_meta):
         return linear(hidden, weight, None, invariant=invariant)
@@ -62,11 +63,10 @@ def head(hidden: Tensor, weight: Tensor, *, invariant: bool) -> Tensor:
 
 
 def prepack(weight: Tensor) -> None:
-    """Keep a copy of weight [N, K] on it, in the kernel's format, for inference; call again after it has changed.
+    """Store a copy of weight [N, K] on it, in the kernel's format, for inference; call again after it has changed.
 
-    Writes into the same memory when called again. A weight that was changed in place since then is noticed by its
-    version counter (not if it was changed through `.data`), and its panels are ignored. Does nothing where there is no
-    kernel for the weight.
+    Later calls write into the same memory. The version counter detects in-place changes (not through `.data`); outdated
+    panels are ignored. Does nothing if no kernel supports the weight.
     """
     if kernels is None or not takes(weight):
         return
@@ -79,12 +79,12 @@ def prepack(weight: Tensor) -> None:
 
 
 def _version(weight: Tensor) -> int:
-    """Counts in-place changes of the weight; 0 always for inference tensors."""
+    """Return the count of in-place changes of the weight; always 0 for inference tensors."""
     return 0 if weight.is_inference() else weight._version
 
 
 def panels_of(weight: Tensor) -> Tensor | None:
-    """What `prepack` keeps, if it is of the weight's present version."""
+    """Return the panels stored by `prepack`, or None if they are outdated or missing."""
     packed: tuple[Tensor, int] | None = getattr(weight, _PANELS, None)
     return None if packed is None or packed[1] != _version(weight) else packed[0]
 
@@ -121,7 +121,7 @@ def _padded(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 class _Linear(torch.autograd.Function):
-    """The kernel forward, bitwise that of inference; torch's products backward."""
+    """The kernel forward, bitwise as in inference; torch's products backward."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -141,7 +141,7 @@ class _Linear(torch.autograd.Function):
 
 
 class _Head(torch.autograd.Function):
-    """float32 logits of bfloat16 operands; the backward's products are of bfloat16, summed in float32."""
+    """float32 logits of bfloat16 operands; the backward multiplies bfloat16 and sums in float32."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Loads the compiled kernels and says which tensors they take. Owns nothing else; computes nothing."""
+"""Load the compiled kernels, and decide which tensors they support."""
 
 import logging
 import warnings
@@ -25,7 +25,7 @@ def _load() -> ModuleType | None:
             stacklevel=2,
         )
         return None
-    paceline_native.cpu_level()  # says here, not in the middle of a step, that PACELINE_CPU names no level
+    paceline_native.cpu_level()  # reports an invalid PACELINE_CPU now instead of in the middle of a step
     module: ModuleType = paceline_native
     return module
 
@@ -34,18 +34,18 @@ kernels = _load()
 
 
 def takes(x: Tensor, *others: Tensor) -> bool:
-    """Whether the kernels can read x and the others: plain CPU tensors of one dtype, float32 or bfloat16."""
+    """Return whether the kernels support x and the others: plain CPU tensors of one dtype, float32 or bfloat16."""
     dtype = x.dtype
     if kernels is None or not x.is_cpu or type(x) not in _PLAIN or (dtype is not _F32 and dtype is not _BF16):
         return False
-    for other in others:  # noqa: SIM110 - a generator would cost half of a small operation
+    for other in others:  # noqa: SIM110 - a generator takes half the time of a small operation
         if other.dtype is not dtype or not other.is_cpu or type(other) not in _PLAIN:
             return False
     return True
 
 
 def dense_rows(x: Tensor) -> Tensor:
-    """x [T, H, D], copied unless each row [H, D] is contiguous; rows may be apart, as in a fused projection."""
+    """Return x [T, H, D], copied unless each row [H, D] is contiguous; rows may have gaps, as in a fused projection."""
     _, heads, head_dim = x.shape
     dense = (x.stride(2) == 1 or head_dim == 1) and (x.stride(1) == head_dim or heads == 1)
     return x if dense else x.contiguous()

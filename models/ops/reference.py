@@ -1,7 +1,8 @@
-"""Every operation in plain torch: the oracle of the native kernels and the path for CUDA and for CPUs without them.
+"""Every operation in plain torch: the oracle of the native kernels, and the fallback for CUDA and for CPUs without
+them.
 
 No host synchronisation when the optional maximum lengths are given. Computes in float32 and rounds once at the end,
-whatever the storage dtype. Knows nothing of the native extension.
+whatever the storage dtype. Independent of the native extension.
 """
 
 import torch
@@ -43,14 +44,14 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) 
 
 
 def _row_to_segment(offsets: Tensor, rows: int) -> tuple[Tensor, Tensor]:
-    """(segment, place in the segment), both [rows] int64, of the rows cut by `offsets` [S + 1]."""
+    """(segment, index in the segment), both [rows] int64, of the rows split by `offsets` [S + 1]."""
     row = torch.arange(rows, device=offsets.device)
     segment = torch.bucketize(row, offsets[1:].long(), right=True).clamp_(max=max(offsets.numel() - 2, 0))
     return segment, row - offsets[segment]
 
 
 def _padded_rows(offsets: Tensor, width: int, rows: int) -> Tensor:
-    """[S, width] int64 row numbers; places past a segment's end hold some valid row."""
+    """[S, width] int64 row numbers; entries past a segment's end are some valid row."""
     index = offsets[:-1, None].long() + torch.arange(width, device=offsets.device)
     return index.clamp_(max=rows - 1)
 
@@ -191,8 +192,8 @@ def cutoff(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor) ->
     keep = rank < torch.where(top_k > 0, top_k, vocab)[:, None]
     scaled = ordered / torch.where(temperature == 0, 1.0, temperature)[:, None]
     probability = scaled.masked_fill(~keep, -torch.inf).softmax(dim=-1)
-    # Kept while the probability before a token is below p; the most probable one is always kept.
-    # The sum is shifted, not reduced by the token's own probability: 0.5 + 0.3 is 0.8, and 0.9 - 0.1 a little less.
+    # Kept while the probability before a token is below p; the most probable token is always kept. The sum is shifted
+    # instead of subtracting the token's own probability: 0.5 + 0.3 is 0.8, but 0.9 - 0.1 is less.
     before = F.pad(probability.cumsum(dim=-1)[:, :-1], (1, 0))
     keep &= (before < top_p[:, None]) | (rank == 0) | (top_p[:, None] >= 1)
     last = keep.sum(dim=-1, keepdim=True) - 1

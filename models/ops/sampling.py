@@ -1,7 +1,7 @@
 """Drafter-invariant sampling: Gumbel-max with the noise of `models.noise`, and both log-probs of the drawn token.
 
-A draw depends on the row's logits, cutoff, temperature, key and position only. Top-k and top-p become a cutoff first.
-Log-softmax is here too, since on the CPU it adds up a row in the sampler's order.
+A draw depends on the row's logits, cutoff, temperature, key and position only. Top-k and top-p are first turned into a
+cutoff. Log-softmax is here too, because on the CPU it sums a row in the sampler's order.
 """
 
 from typing import Any, NamedTuple
@@ -59,11 +59,11 @@ def sample(
 def log_softmax(logits: Tensor) -> Tensor:
     """Log-softmax of the rows of logits [R, V] float32, summed in float64 on the CPU. Differentiable.
 
-    With the native kernels the entry of a token is bitwise the log-prob that `sample` reports of it. torch's own adds
-    up a row in float32 lanes, which at 50,000 tokens is off by 1e-5 where one token has most of the mass.
+    With the native kernels a token's entry is bitwise the log-prob that `sample` reports. torch's own sums a row in
+    float32 lanes; at 50,000 tokens its error is 1e-5 if one token has most of the mass.
     """
     if not logits.is_cpu:
-        return F.log_softmax(logits, dim=-1)  # there threads add up a few tokens each, and then their sums
+        return F.log_softmax(logits, dim=-1)  # there each thread sums a few tokens before the sums are added
     if logits.dtype is not torch.float32 or not takes(logits):
         return reference.log_softmax(logits)
     if torch.is_grad_enabled() and logits.requires_grad:
@@ -73,20 +73,20 @@ def log_softmax(logits: Tensor) -> Tensor:
 
 
 class SoftmaxTerms(NamedTuple):
-    """Of rows of logits, float32 [R] each."""
+    """Terms of the softmax of each row of logits, float32 [R] each."""
 
     top: Tensor  # the largest logit
     log_total: Tensor  # log of the sum of exp((logits - top) / T)
     log_total_t1: Tensor  # the same for T = 1
-    total: Tensor  # that sum for T
+    total: Tensor  # the sum itself, for T
     entropy: Tensor  # of softmax(logits / T), nats
 
 
 def softmax_terms(logits: Tensor, targets: Tensor, temperature: float) -> SoftmaxTerms:
-    """Overwrites logits [R, V], float32 on the CPU with native kernels, with exp((logits - top) / T), less `total` at
-    targets int64 [R]: that is -total times the gradient of log-softmax(logits / T)[target], T > 0.
+    """Overwrite logits [R, V] with exp((logits - top) / T), minus `total` at targets int64 [R].
 
-    Log-softmax at any token is (logit / T - top / T) - log_total, bitwise as `sample` and `log_softmax` have it.
+    That is -total times the gradient of log-softmax(logits / T)[target], T > 0. Needs float32 on the CPU and native
+    kernels. Log-softmax at any token is (logit / T - top / T) - log_total, bitwise as in `sample` and `log_softmax`.
     """
     rows, vocab = logits.shape
     if targets.shape != (rows,) or not logits.is_contiguous() or not takes(logits) or logits.dtype is not torch.float32:
@@ -180,7 +180,7 @@ class _LogSoftmax(torch.autograd.Function):
 def _for_kernels(
     logits: Tensor, cutoff: Tensor, temperature: Tensor, keys: Tensor, positions: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Logits with dense rows; cutoff and temperature float32, keys and positions int64. Raises ValueError."""
+    """Return logits with dense rows; cutoff and temperature float32, keys and positions int64. Raises ValueError."""
     rows = logits.shape[0]
     if not cutoff.shape == temperature.shape == keys.shape == positions.shape == (rows,):
         raise ValueError(f"cutoff, temperature, keys and positions must be [{rows}], one entry per row of logits")
@@ -189,7 +189,7 @@ def _for_kernels(
 
 
 def cutoff(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
-    """The smallest logit that each row may draw, float32 [R].
+    """Return the smallest logit that each row may draw, float32 [R].
 
     logits [R, V]; temperature, top_p float32 [R]; top_k int64 [R] (0 is off). Top-k keeps the k largest logits, then
     top-p the smallest set of them whose probability at this temperature reaches p; ties with the last kept are kept.

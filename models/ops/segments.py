@@ -1,8 +1,7 @@
-"""Packed segments whose lengths the host knows, what they continue, and how to pad them without much waste. Owns plans;
-computes nothing.
+"""Lengths of packed segments on the host, their parents, and padding plans with little waste. Computes no tensors.
 
-Padding all segments to the longest costs several times the work of long-tailed lengths. Groups of similar lengths, each
-padded to its own longest, cost at most `MAX_PADDED_WORK` times the work that there is.
+Padding all segments to the longest costs several times the necessary work for long-tailed lengths. Groups of similar
+lengths, each padded to its own longest, cost at most `MAX_PADDED_WORK` times as much.
 """
 
 from collections.abc import Sequence
@@ -16,22 +15,22 @@ from torch import Tensor
 from models.transfer import upload
 
 MAX_PADDED_WORK = 1.3
-LEAST_WIDTH = 64  # rows: a kernel's tile, so shorter segments cost as much
+LEAST_WIDTH = 64  # rows: a kernel's tile; shorter segments cost as much
 
 
 @dataclass(frozen=True, slots=True)
 class PaddedGroups:
-    """P places in all groups, group after group, segment after segment, each segment padded to its group's width."""
+    """P places: group after group, segment after segment, each segment padded to its group's width."""
 
     rows: Tensor  # int64 [P], the packed row in each place; padding repeats some row of the segment
-    places: Tensor  # int64 [T], where each packed row is
+    places: Tensor  # int64 [T], the place of each packed row
     shapes: tuple[tuple[int, int], ...]  # (segments, width) of each group
 
 
 @dataclass(frozen=True, slots=True)
 class Unrolled:
-    """Segments that share what they continue, as E rows of independent ones: each that nothing continues, with all
-    that it continues before it."""
+    """Segments with shared parents, unrolled to E rows of independent sequences: each leaf after all that it
+    continues."""
 
     segments: "Segments"
     cu_seqlens: Tensor  # int32
@@ -40,8 +39,10 @@ class Unrolled:
 
 
 class Segments:
-    """Lengths of segments laid end to end; some may be 0. `parents`: the earlier segment that each continues, whose
-    rows its own see, or -1, in depth-first order; None: all are sequences of their own."""
+    """Lengths of concatenated segments; some may be 0.
+
+    `parents`: the earlier segment that each continues, whose rows it sees, or -1, in depth-first order; None: all are
+    independent sequences."""
 
     def __init__(self, lengths: Sequence[int], parents: Sequence[int] | None = None) -> None:
         self.lengths = tuple(int(length) for length in lengths)
@@ -55,17 +56,18 @@ class Segments:
 
     @cached_property
     def rows(self) -> int:
-        """T, of all segments."""
+        """T, the total of all segments."""
         return sum(self.lengths)
 
     def groups_on(self, device: torch.device) -> PaddedGroups:
-        """The padded layout, made and uploaded once."""
+        """Return the padded layout, built and uploaded once."""
         if device not in self._placed:
             self._placed[device] = _layout(self.lengths, device)
         return self._placed[device]
 
     def unrolled_on(self, device: torch.device) -> Unrolled:
-        """Of segments with `parents`, made and uploaded once: for attention that knows independent ones only."""
+        """Return the unrolled layout of segments with `parents`, built and uploaded once: for attention without
+        parents."""
         if device not in self._unrolled:
             assert self.parents is not None
             self._unrolled[device] = _unroll(self.lengths, self.parents.tolist(), device)
@@ -73,11 +75,12 @@ class Segments:
 
 
 def similar_lengths(lengths: Sequence[int]) -> list[list[int]]:
-    """Indices of all segments of at least one row, in few groups, longest first: in each group, squares of lengths
-    padded to the longest add up to at most MAX_PADDED_WORK times the squares themselves, with lengths below LEAST_WIDTH
-    counted as that. O(n log n)."""
+    """Group the indices of all non-empty segments by similar length, longest first. O(n log n).
+
+    In each group, the squared lengths padded to the longest sum to at most MAX_PADDED_WORK times the squares
+    themselves. Lengths below LEAST_WIDTH count as LEAST_WIDTH."""
     groups: list[list[int]] = []
-    square, work = 0, 0  # of the group's longest; of all its segments
+    square, work = 0, 0  # square of the group's longest; sum of squares of its segments
     for i in sorted((i for i, length in enumerate(lengths) if length), key=lambda i: -lengths[i]):
         own = max(lengths[i], LEAST_WIDTH) ** 2
         if groups and (len(groups[-1]) + 1) * square <= MAX_PADDED_WORK * (work + own):

@@ -1,4 +1,4 @@
-"""Every decoder block of an inference step in one native call. Owns the addresses of the weights and the workspace.
+"""Every decoder block of an inference step in one native call. Holds the addresses of the weights and the workspace.
 
 The kernels are those of the separate operations, so hidden states are bitwise those of a module that calls
 `ops.linear`, `ops.split_qkv`, `ops.paged_attention` ... in turn with prepacked weights. Never differentiable.
@@ -24,9 +24,8 @@ _PACKED = ("qkv", "o", "gate_up", "down")
 class StackLayer:
     """One block's weights: products [N, K] as in nn.Linear, biases [N], norms [H] (q_norm, k_norm: [D]).
 
-    Products are all of the dtype of the others, or all in one format of few bits with activations in int8.
-
-    The order of the fields is that of the kernel's `StackLayer` (native/kernels.h).
+    Either all products have the dtype of the other weights, or all have one low-bit format with int8 activations. The
+    order of the fields is that of the kernel's `StackLayer` (native/kernels.h).
     """
 
     input_norm: Tensor
@@ -43,13 +42,13 @@ class StackLayer:
     down_bias: Tensor | None
 
     def named(self) -> dict[str, Tensor | LowBitWeight]:
-        """Weights that are there."""
+        """Return the weights that are present, by name."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in values.items() if value is not None}
 
     @property
     def form(self) -> LowBitFormat | None:
-        """Of the products, where they are in few bits."""
+        """Low-bit format of the products; None if they have none."""
         return self.down.format if isinstance(self.down, LowBitWeight) else None
 
     @property
@@ -60,10 +59,10 @@ class StackLayer:
 class DecoderStack:
     """Embedding, blocks and final norm of a Llama-like transformer over a paged cache.
 
-    embedding [V, H]; cos, sin float32 [P, D/2], the angles of every position. Weights may be changed in place: the
-    packed ones are noticed by their version counters; where these do not count (`.data`, under inference_mode),
-    `prepack` or `prepack_low_bit` them again.
-    Raises ValueError where the weights do not fit together or the kernel does not take them (ask `supports` first).
+    embedding [V, H]; cos, sin float32 [P, D/2], the angles of every position. Weights may be changed in place: version
+    counters reveal the change of packed ones. Where these do not count (`.data`, under inference_mode), call `prepack`
+    or `prepack_low_bit` again. Raises ValueError if the weights do not fit together or the kernel does not support them
+    (check `supports` first).
     """
 
     def __init__(
@@ -110,7 +109,7 @@ class DecoderStack:
             _check("angles", angles, (positions, half), torch.float32)
         self._layers = list(layers)
         self._packed: list[Tensor | LowBitWeight] = [getattr(layer, name) for layer in layers for name in _PACKED]
-        # Views of the same memory keep it alive, should a parameter be given other storage.
+        # Views keep the memory alive if a parameter gets other storage.
         self._owners = [
             part.detach() for layer in layers for weight in layer.named().values() for part in _parts(weight)
         ]
@@ -140,18 +139,18 @@ class DecoderStack:
 
     @staticmethod
     def supports(weight: Tensor, head_dim: int) -> bool:
-        """Whether there is a kernel for weights like this one (an extension built before it existed has none)."""
+        """Return whether a kernel supports such weights (older builds of the extension have none)."""
         return takes(weight) and head_dim % _LANES == 0 and hasattr(kernels, "decoder_stack")
 
     def refresh(self) -> None:
-        """The weights were written, and perhaps packed: pack those whose panels are not of their version."""
+        """Use newly written weights: pack those whose panels are outdated."""
         self._panels = [_packed(weight) for weight in self._packed]
         self._counted = [part for weight in self._packed for part in _parts(weight) if not part.is_inference()]
         self._versions = [part._version for part in self._counted]
         self._addresses = torch.tensor([layer_addresses(layer) for layer in self._layers], dtype=torch.int64)
 
     def refresh_changed(self) -> None:
-        """`refresh`, if version counters say that weights were changed."""
+        """Call `refresh` if version counters show that weights changed."""
         if [part._version for part in self._counted] != self._versions:
             self.refresh()
 
@@ -163,7 +162,8 @@ class DecoderStack:
             raise ValueError("caches must be contiguous CPU tensors of the weights' dtype")
 
     def reserve(self, rows: int) -> None:
-        """Make the workspace large enough for this many rows; later steps of as many allocate only their result."""
+        """Make the workspace large enough for this many rows; later steps up to that size allocate only their
+        result."""
         if rows > self._workspace_rows:
             self._workspace = torch.empty(self._shape.workspace_bytes(self._half, rows), dtype=torch.uint8)
             self._workspace_rows = rows
@@ -182,11 +182,12 @@ class DecoderStack:
         *,
         tree_mask: Tensor | None = None,
     ) -> Tensor:
-        """tokens, positions, kv_slots int64 [T]; caches [layers, slots, Hkv, D]; the rest as in `ops.paged_attention`.
+        """Return hidden states after the final norm [T, H]; write the rows' keys and values to their slots, which are
+        distinct.
 
-        Writes the rows' keys and values to their slots, which are distinct. Returns hidden states after the final norm
-        [T, H]. Raises IndexError for a token, position, slot or block outside its table, ValueError for shapes and
-        lengths that do not fit together.
+        tokens, positions, kv_slots int64 [T]; caches [layers, slots, Hkv, D]; the rest as in `ops.paged_attention`.
+        Raises IndexError for a token, position, slot or block outside its table, ValueError for inconsistent shapes or
+        lengths.
         """
         self.refresh_changed()
         rows, requests = tokens.shape[0], context_lens.shape[0]
@@ -237,7 +238,7 @@ class DecoderStack:
 
 
 def layer_addresses(layer: StackLayer) -> list[int]:
-    """The kernel's StackLayer: an address per field, 0 where there is no weight. Products must be packed."""
+    """Return the kernel's StackLayer: an address per field, 0 for an absent weight. Products must be packed."""
     row = []
     for field in fields(layer):
         weight = getattr(layer, field.name)
@@ -247,7 +248,7 @@ def layer_addresses(layer: StackLayer) -> list[int]:
 
 
 def _packed(weight: Tensor | LowBitWeight) -> Tensor:
-    """Its panels, made now if they are not of its version."""
+    """Return the weight's panels, packed now if they are outdated."""
     if isinstance(weight, LowBitWeight):
         return low_bit_panels(weight)
     if panels_of(weight) is None:

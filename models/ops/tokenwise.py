@@ -1,6 +1,6 @@
-"""Operations that look at one token at a time: RMS norm, SwiGLU, rotary embedding, writing the KV cache.
+"""Operations on one token at a time: RMS norm, SwiGLU, rotary embedding, writing the KV cache.
 
-Each is batch-invariant and computes in float32, rounding once to the storage dtype. Never looks at other tokens.
+Each is batch-invariant and computes in float32, rounding once to the storage dtype.
 """
 
 from typing import Any
@@ -72,7 +72,7 @@ def swiglu(gate_up: Tensor) -> Tensor:
 
 
 def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotates pairs (i, i + D/2) of x [T, H, D] by the angles of cos, sin [T, D/2] (Hugging Face's rotate_half).
+    """Rotate pairs (i, i + D/2) of x [T, H, D] by the angles of cos, sin [T, D/2] (Hugging Face's rotate_half).
 
     Differentiable in x only.
     """
@@ -95,7 +95,8 @@ def split_qkv(
     k_norm: Tensor | None = None,
     eps: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """A fused projection [T, (Hq + 2 Hkv) D] -> q [T, Hq, D], k, v [T, Hkv, D]; q and k normed (if given), rotated.
+    """Split a fused projection [T, (Hq + 2 Hkv) D] into q [T, Hq, D], k, v [T, Hkv, D]; norm (if given) and rotate q
+    and k.
 
     v is a view of qkv. Bitwise `rms_norm` then `apply_rope` on the parts. Differentiable.
     """
@@ -134,9 +135,10 @@ def split_qkv(
 
 
 def write_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> None:
-    """k_cache[slots[t]] = k[t], v_cache likewise. k, v [T, Hkv, D]; caches [slots, Hkv, D]; slots int64 [T], distinct.
+    """Set k_cache[slots[t]] = k[t], and v_cache likewise. k, v [T, Hkv, D]; caches [slots, Hkv, D]; slots int64 [T],
+    distinct.
 
-    Raises IndexError (CPU) where a slot lies outside the cache.
+    Raises IndexError (CPU) for a slot outside the cache.
     """
     whole = k_cache.is_contiguous() and v_cache.is_contiguous() and slots.dtype is torch.int64 and slots.is_contiguous()
     if not whole or not takes(k, v, k_cache, v_cache):
@@ -174,7 +176,7 @@ def rope_write(
     k_cache: Tensor,
     v_cache: Tensor,
 ) -> Tensor:
-    """`split_qkv`, then `write_kv`, in one kernel on CUDA: q [T, Hq, D] comes back, keys and values go to the caches.
+    """`split_qkv`, then `write_kv`, in one kernel on CUDA: returns q [T, Hq, D], writes keys and values to the caches.
 
     qkv [T, (Hq + 2 Hkv) D]; cos, sin float32 [P, D/2], the angles of every position (`models.rope.RopeTable.table`);
     positions, kv_slots int64 [T]; norm weights [D] or both None; caches [slots, Hkv, D]. No gradient.

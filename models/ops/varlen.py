@@ -1,7 +1,7 @@
-"""Attention over packed segments on CUDA: torch's variable-length kernel, or groups of similar lengths padded alike.
+"""Attention over packed segments on CUDA: torch's variable-length kernel, or padded groups of similar lengths.
 
-Owns the choice between the two, which is made once per kind of tensor by trying torch's kernel on a few rows, and the
-differences between torch's versions. Knows nothing of CPUs, whose kernels are native.
+Chooses between the two once per kind of tensor, by testing torch's kernel on a few rows. Handles the differences
+between torch's versions. CPUs have native kernels instead.
 """
 
 import inspect
@@ -17,14 +17,14 @@ from models.ops import reference
 from models.ops.segments import PaddedGroups, Segments
 
 _LOG = logging.getLogger(__name__)
-_TRIED = (3, 0, 1, 70)  # lengths: an empty segment, a single row, more than a tile
+_TRIED = (3, 0, 1, 70)  # test lengths: an empty segment, a single row, more than a tile
 _TOLERANCE = 0.05  # of values near 1 with 8 bits of precision
 Attend = Callable[[Tensor, Tensor, Tensor, Tensor, int, float], Tensor]
 
 
 def packed_attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, segments: Segments, scale: float) -> Tensor:
-    """As models.ops.packed_attention, differentiable, without a host synchronisation (but for the first call of a kind
-    of tensor)."""
+    """Same as models.ops.packed_attention, differentiable, without a host synchronisation (except in the first call per
+    kind of tensor)."""
     if q.shape[0] == 0:
         return torch.empty_like(q)
     attend = variable_length(q.device, q.dtype, q.shape[1], k.shape[1], q.shape[2])
@@ -34,9 +34,9 @@ def packed_attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, segmen
 
 
 def grouped_attention(q: Tensor, k: Tensor, v: Tensor, groups: PaddedGroups, scale: float) -> Tensor:
-    """Each group of similar lengths in one call of torch's scaled dot-product attention."""
+    """Compute each group of similar lengths in one call of torch's scaled dot-product attention."""
     if q.dtype is torch.float32 and q.shape[1] != k.shape[1]:
-        # With fewer heads of keys, torch has no float32 kernel but the one that keeps all scores.
+        # With fewer key heads, torch's only float32 kernel keeps all scores.
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
     padded = [x.index_select(0, groups.rows) for x in (q, k, v)]
     sizes = [count * width for count, width in groups.shapes]
@@ -53,10 +53,12 @@ def grouped_attention(q: Tensor, k: Tensor, v: Tensor, groups: PaddedGroups, sca
 
 @cache
 def variable_length(device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int, dim: int) -> Attend | None:
-    """torch's variable-length attention as (q, k, v, cu_seqlens, longest, scale), if it computes tensors of this kind
-    on this device forward and backward as the oracle does; else None, and the log says why."""
+    """Return torch's variable-length attention as (q, k, v, cu_seqlens, longest, scale); None if it is unusable.
+
+    It must match the oracle, forward and backward, for this kind of tensor on this device; otherwise the log has the
+    reason."""
     if dtype not in (torch.bfloat16, torch.float16):
-        return None  # there is none for float32
+        return None  # no kernel for float32
     try:
         attend = _of_torch(_varlen_attn())
         worst = _error(attend, device, dtype, heads, kv_heads, dim)
@@ -80,26 +82,26 @@ def variable_length(device: torch.device, dtype: torch.dtype, heads: int, kv_hea
 
 
 def _varlen_attn() -> Callable[..., Tensor]:
-    """Raises ImportError where torch has none."""
-    from torch.nn.attention.varlen import varlen_attn  # not before it is needed: it registers operators
+    """Return torch's function. Raises ImportError if torch has none."""
+    from torch.nn.attention.varlen import varlen_attn  # late import: it registers operators
 
     return varlen_attn  # type: ignore[return-value]  # without `return_aux` it returns one tensor
 
 
 def _of_torch(function: Callable[..., Tensor]) -> Attend:
-    """2.11 takes grouped heads without being told; from 2.12 on it wants to be."""
+    """Adapt to torch's version: 2.11 accepts grouped heads without a flag, 2.12 and later require it."""
     tells = "enable_gqa" in inspect.signature(function).parameters
 
     def attend(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, longest: int, scale: float) -> Tensor:
         told = {"enable_gqa": True} if tells and q.shape[1] != k.shape[1] else {}
-        # window_size: everything before a row, nothing behind it
+        # window_size: all earlier rows, no later ones
         return function(q, k, v, cu_seqlens, cu_seqlens, longest, longest, scale=scale, window_size=(-1, 0), **told)
 
     return attend
 
 
 def _error(attend: Attend, device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int, dim: int) -> float:
-    """The largest difference of outputs and gradients from the oracle's, which computes the same rounded inputs in
+    """Return the largest difference of outputs and gradients from the oracle, which computes the same rounded inputs in
     float32 on the CPU."""
     generator = torch.Generator().manual_seed(0)
     rows, longest = sum(_TRIED), max(_TRIED)

@@ -1,10 +1,10 @@
-"""How many drafted tokens stand, and how that changes from RL step to RL step. Owns this model; chooses no strategy.
+"""A model of draft acceptance and its change from RL step to RL step. Chooses no strategy.
 
 Accepted tokens of a chain of depth d are sum over j <= d of P_1 ... P_j, each level with the drafter's own P times its
-quality. A tree's siblings save little of what fails: the runners-up of a draft that is wrong are mostly wrong too.
+quality. A tree's siblings recover little: if the best candidate is wrong, the runners-up mostly are too.
 
-A drafter that is trained loses, with every update of the target, `drift` of what its quality is above the floor, and
-wins back 63 % of what is missing to 1 in `recovery_micro_steps`. The others keep their numbers.
+With every update of the target, a trained drafter loses the share `drift` of its quality above the floor. Training
+recovers 63 % of what is missing to 1 in `recovery_micro_steps`. The other drafters keep their numbers.
 """
 
 import math
@@ -15,23 +15,23 @@ from config.catalogue import CATALOGUE, TRAINED
 from config.strategy import Strategy
 from planner.simulate.scenario import Acceptance, SpotTraining
 
-SIBLING = 0.8  # of a level's failures remain, for every further child
+SIBLING = 0.8  # share of a level's failures that remains, per further child
 
 
 @dataclass(slots=True)
 class AcceptanceState:
-    """Of all drafters at one moment."""
+    """The acceptance of all drafters at one moment."""
 
     given: Mapping[str, Acceptance]
     training: SpotTraining
-    quality: float = field(init=False)  # of the trained drafter, 1 is as given
+    quality: float = field(init=False)  # of the trained drafter; 1: as given
 
     def __post_init__(self) -> None:
         training = self.training
         self.quality = 1.0 - training.stale * (1.0 - training.floor)
 
     def accepted(self, strategy: Strategy) -> float:
-        """Tokens per request and engine step beyond the one of plain decoding."""
+        """Return tokens per request and engine step beyond the one of plain decoding."""
         if not strategy.depth:
             return 0.0
         of = self._of(strategy.drafter)
@@ -45,7 +45,7 @@ class AcceptanceState:
         return total
 
     def drafted(self, strategy: Strategy) -> float:
-        """Rows per request and engine step that drafts add."""
+        """Return the rows per request and engine step that drafts add."""
         return strategy.tokens_to_verify * (self._of(strategy.drafter).speaks if strategy.depth else 0.0)
 
     def updated(self) -> None:
@@ -54,7 +54,7 @@ class AcceptanceState:
         self.quality = training.floor + (self.quality - training.floor) * (1 - training.drift)
 
     def trained(self, micro_steps: float) -> None:
-        """The drafter has learned for so long."""
+        """The drafter has trained for this many micro-steps."""
         missing = (1 - self.quality) * math.exp(-micro_steps / self.training.recovery_micro_steps)
         self.quality = 1 - missing
 

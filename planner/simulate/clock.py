@@ -1,4 +1,4 @@
-"""Virtual time: what is to happen, in order. Owns the queue; equal times keep the order in which they were set."""
+"""Virtual time: a queue of events, in order. Events with equal times keep the order in which they were set."""
 
 import heapq
 import math
@@ -7,33 +7,33 @@ from typing import Any
 
 
 class Clock:
-    """Starts at 0 s."""
+    """A virtual clock that starts at 0 s."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
-        self.events = 0  # that happened
+        self.events = 0  # number of events so far
         self._queue: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._serial = 0
 
     def at(self, at_s: float, act: Callable[..., None], *given: Any) -> None:
-        """Call `act(*given)` then, as asyncio's call_at does. Not before now; never at an infinite time."""
+        """Call `act(*given)` at that time, like asyncio's call_at: not before now; never if the time is infinite."""
         if at_s < math.inf:
             self._serial += 1
             heapq.heappush(self._queue, (max(at_s, self.now_s), self._serial, act, given))
 
     def run(self, until: Callable[[], bool], end_s: float = math.inf) -> None:
-        """Let things happen until `until()` holds (asked before each), nothing is left, or `end_s` is reached."""
+        """Process events until `until()` is true (checked before each), none is left, or `end_s` is reached."""
         while not until():
             if not self._next(end_s):
                 return
 
     def run_to(self, end_s: float) -> None:
-        """Let everything happen that is set for `end_s` or before."""
+        """Process every event set for `end_s` or before."""
         while self._next(end_s):
             pass
 
     def _next(self, end_s: float) -> bool:
-        """Whether something was left to happen; if not, it is `end_s` now."""
+        """Process one event and return true. If none is left, set the time to `end_s`."""
         queue = self._queue
         if not queue or queue[0][0] > end_s:
             self.now_s = max(self.now_s, end_s) if end_s < math.inf else self.now_s

@@ -1,10 +1,10 @@
-"""Spot nodes that go, and what comes instead; lost learners. Owns when that happens and what it takes; what becomes of
-requests is the ledger's.
+"""Spot nodes that are lost and replaced; lost learners. Owns the times of losses and recoveries; the ledger owns
+requests.
 
-With a notice, workers get nothing more at once, are drained `react_s` later with every token they have, and their
-successors are asked for at the notice; without one, a node is silent from the moment it is lost, the driver finds out
-`detect_s` later, and the tokens since the last told prefix are sampled again. A successor is ready after capacity,
-boot, start and the present weights. Places keep their names, whoever sits there.
+With a notice, workers get nothing more at once, and are drained `react_s` later with every token they have; their
+successors are requested at the notice. Without one, a node is silent from its loss on. The driver detects it `detect_s`
+later, and the tokens since the last reported prefix are sampled again. A successor is ready after capacity, boot, start
+and loading of the present weights. Places keep their names when their workers change.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,7 +23,7 @@ MOST_OF_STEP = 2000  # interruptions
 
 @dataclass(slots=True, kw_only=True)
 class Cloud:
-    """Of a run."""
+    """The cloud of a run."""
 
     scenario: Scenario
     clock: Clock
@@ -31,7 +31,7 @@ class Cloud:
     learner: "SimulatedLearners"
     interruptions: int = 0
     spared: int = 0  # interruptions that found nothing to take
-    paid_s: float = 0.0  # GPU-seconds beyond those of all places: old nodes that wait for their end beside new ones
+    paid_s: float = 0.0  # GPU-seconds beyond those of all places: old nodes still running next to new ones
     _of_step: int = 0
     _rng: np.random.Generator = field(init=False)
 
@@ -82,7 +82,7 @@ class Cloud:
         asked_s = 0.0 if spot.notice_s else spot.detect_s
         whole = self.scenario.fleet.gpus_per_node if spot.takes == "node" else self.scenario.fleet.gpus_per_worker
         self.paid_s += whole * ((spot.notice_s or 0.0) - asked_s - spot.capacity_s)
-        if self.scenario.fleet.layout == "colocated":  # its ranks go with it, notice or not
+        if self.scenario.fleet.layout == "colocated":  # its ranks are lost too, with or without a notice
             rest_s = max(asked_s + spot.capacity_s + spot.boot_s - spot.notice_s, 0.0)
             clock.at(now_s + spot.notice_s, self.learner.lost, rest_s)
         for name in names:
@@ -97,14 +97,14 @@ class Cloud:
 
 @dataclass(slots=True, kw_only=True)
 class SimulatedLearners:
-    """The learner, which may be lost and starts again from the last checkpoint: detection, restart, load, and the
-    updates of the steps since then. Rollouts go on meanwhile."""
+    """The learner. When lost, it restarts from the last checkpoint: detection, restart, load, and the updates of the
+    steps since then. Rollouts continue meanwhile."""
 
     scenario: Scenario
     clock: Clock
     failures: int = 0
     ready_s: float = 0.0
-    since_checkpoint: list[float] = field(default_factory=list)  # seconds that each step's updates took
+    since_checkpoint: list[float] = field(default_factory=list)  # seconds of each step's updates
     _rng: np.random.Generator = field(init=False)
 
     def __post_init__(self) -> None:
@@ -122,14 +122,15 @@ class SimulatedLearners:
             self.clock.at(self.clock.now_s + float(self._rng.exponential(1 / rate)), happens)
 
     def lost(self, restart_s: float) -> None:
-        """A rank is gone; the group is up again so much later."""
+        """A rank is lost. Detection, load and repeated updates add to `restart_s`."""
         given = self.scenario.learning
         self.failures += 1
         again_s = given.detect_s + restart_s + given.load_s + sum(self.since_checkpoint)
         self.ready_s = max(self.ready_s, self.clock.now_s + again_s)
 
     def learn(self, times: LearnerTimes, responses: Sequence[int]) -> tuple[float, float]:
-        """Let the clock run until responses of so many tokens are learned. Seconds that it and that losses took."""
+        """Run the clock until the responses of these lengths are learned. Returns the seconds of learning and of
+        losses."""
         needs_s, begin_s = times.learn_s(responses), self.clock.now_s
         while True:
             self.clock.run_to(max(self.ready_s, self.clock.now_s))
@@ -141,7 +142,7 @@ class SimulatedLearners:
                 return needs_s, lost_s if lost_s > 1e-6 else 0.0  # less is rounding
 
     def _learned(self, needs_s: float) -> bool:
-        """Whether nothing was lost meanwhile."""
+        """Return whether nothing was lost meanwhile."""
         failures = self.failures
         self.clock.run(lambda: self.failures != failures, self.clock.now_s + needs_s)
         return self.failures == failures

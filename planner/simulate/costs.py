@@ -1,8 +1,8 @@
-"""Seconds of passes and drafts, from a roofline, a calibration, a sweep or four numbers. Owns these sources and what
-tensor parallelism adds; chooses nothing.
+"""Seconds of passes and drafts, from a roofline, a calibration, a sweep or four numbers.
 
-One exact question per engine step would be too dear: a roofline is asked on a grid of contexts and read between its
-lines, a calibration gives its own roofline times what it measured of that shape.
+Owns these sources and the cost of tensor parallelism; chooses nothing. An exact query per engine step would be too
+slow. So a roofline is evaluated on a grid of contexts and interpolated. A calibration gives its own roofline times the
+measured deviation of that shape.
 """
 
 import csv
@@ -26,26 +26,26 @@ from policies.roofline.devices import DEVICES, Device, device_named
 from policies.roofline.kernels import draft_kernels, step_kernels
 from policies.roofline.timing import DEFAULT, time_of
 
-_LINE = 1.25  # contexts of the grid are so far apart
-_ALLREDUCE_S = 12e-6  # of one between the GPUs of a node, beside its bytes; an estimate
-_CHUNK = 2048  # rows of a prompt that are computed at once
+_LINE = 1.25  # ratio of neighbouring contexts in the grid
+_ALLREDUCE_S = 12e-6  # of one between the GPUs of a node, besides its bytes; an estimate
+_CHUNK = 2048  # prompt rows computed at once
 
 
 class SimulatedCosts(Protocol):
-    """`context_tokens`: of all requests together."""
+    """The interface of costs. `context_tokens`: of all requests together."""
 
     def step_s(self, requests: int, rows: float, context_tokens: float) -> float:
-        """A pass of `rows` rows, without drafting; a mean over steps where it is no whole number."""
+        """Return the seconds of a pass of `rows` rows, without drafting; a fractional number is a mean over steps."""
 
     def draft_s(self, strategy: Strategy, requests: int, context_tokens: float) -> float: ...
 
     def prefill_s(self, tokens: int) -> float:
-        """Of prompt tokens, beside steps that decode."""
+        """Return the seconds of prompt tokens, next to decoding steps."""
 
 
 @dataclass(slots=True, kw_only=True)
 class RooflineCosts:
-    """By shapes and data sheets (policies.roofline), over `gpus` of a node."""
+    """Costs by shapes and data sheets (policies.roofline), over `gpus` of a node."""
 
     net: Network
     device: Device
@@ -102,7 +102,7 @@ class RooflineCosts:
         return known
 
     def _reduced(self, rows: int, times: int) -> float:
-        """All-reduces of a layer's outputs over the GPUs of a worker."""
+        """Return the seconds of all-reduces of a layer's outputs over the GPUs of a worker."""
         if self.gpus == 1:
             return 0.0
         moved = 2 * (self.gpus - 1) / self.gpus * rows * self.net.hidden_size * self.net.item_bytes
@@ -118,7 +118,7 @@ def _beside(rows: float) -> tuple[int, float]:
 
 @dataclass(slots=True)
 class MeasuredCosts:
-    """What passes and drafts were measured to take, carried to other shapes as an engine's policy does it."""
+    """Measured costs of passes and drafts, extrapolated to other shapes like an engine's policy does."""
 
     calibration: Calibration
     _passes: PassCosts = field(init=False)
@@ -162,7 +162,7 @@ class MeasuredCosts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableCosts:
-    """Four numbers."""
+    """Costs from four numbers."""
 
     fixed_s: float
     row_s: float
@@ -181,7 +181,7 @@ class TableCosts:
 
 @dataclass(frozen=True, slots=True)
 class ScaledCosts:
-    """Others, times a factor, and so much more per step; prompts at a rate of their own where that is given."""
+    """Other costs times a factor, plus a constant per step; prompts at their own rate, if given."""
 
     of: SimulatedCosts
     factor: float
@@ -205,13 +205,13 @@ class ScaledCosts:
 
 @dataclass(slots=True)
 class Cores:
-    """Of a node: how many times longer everything takes there while so many engines compute."""
+    """The cores of a node: the slow-down while several engines compute."""
 
-    factors: tuple[float, ...]  # of 1, 2, ... engines; more share what the last had
+    factors: tuple[float, ...]  # for 1, 2, ... engines; more share the last one's speed
     factor: float = 1.0
 
     def take(self, engines: int) -> bool:
-        """So many compute from now on; whether that changes anything."""
+        """Set the number of computing engines. Returns whether the factor changed."""
         before, known = self.factor, self.factors
         if engines:
             most = len(known)
@@ -221,7 +221,7 @@ class Cores:
 
 @dataclass(frozen=True, slots=True)
 class SharedCosts:
-    """Others, on cores that other engines use as well."""
+    """Other costs, on cores shared with other engines."""
 
     of: SimulatedCosts
     cores: Cores
@@ -237,7 +237,7 @@ class SharedCosts:
 
 
 def network(scenario: Scenario) -> Network:
-    """The target's shape, in the engines' precision. Raises ModelConfigError, OSError."""
+    """Return the target's shape, in the engines' precision. Raises ModelConfigError, OSError."""
     model = scenario.model
     if isinstance(model, ModelShape):
         net = Network(**model.model_dump())
@@ -247,7 +247,7 @@ def network(scenario: Scenario) -> Network:
 
 
 def device(scenario: Scenario) -> Device | None:
-    """Raises ConfigError for a GPU that is not known."""
+    """Return the GPU, if any. Raises ConfigError for an unknown one."""
     name = scenario.fleet.device
     if name is None:
         return None
@@ -257,7 +257,7 @@ def device(scenario: Scenario) -> Device | None:
 
 
 def costs_of(scenario: Scenario) -> SimulatedCosts:
-    """As the scenario says. Raises ConfigError, OSError."""
+    """Return the scenario's costs. Raises ConfigError, OSError."""
     given = scenario.costs
     of: SimulatedCosts
     match given.source:
@@ -279,7 +279,7 @@ def costs_of(scenario: Scenario) -> SimulatedCosts:
 
 @lru_cache(maxsize=16)
 def _roofline(net: Network, gpu: Device, gpus: int, copy: LowBitFormat | None) -> RooflineCosts:
-    """One for all runs of a process: what it was asked once it knows."""
+    """Return one object for all runs of a process, so that its cached values are shared."""
     return RooflineCosts(net=net, device=gpu, gpus=gpus, copy=copy)
 
 
@@ -296,8 +296,8 @@ def _calibration(path: Path, sweep: bool, model: str | None) -> Calibration:
 
 
 def read_sweep(path: Path, model: str | None = None) -> Calibration:
-    """A table of measured steps, with columns model, batch, seq, gamma, mode, median_ms: decoding, one pass of a draft,
-    verification. Rows with batch or seq 0 are left out. Raises ValueError, OSError."""
+    """Read a table of measured steps, with columns model, batch, seq, gamma, mode, median_ms: decoding, one pass of a
+    draft, verification. Rows with batch or seq 0 are left out. Raises ValueError, OSError."""
     with path.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     needed = {"model", "batch", "seq", "gamma", "mode", "median_ms"}

@@ -1,8 +1,8 @@
-"""Workers that come and go as they are worth having: the policy's numbers out of a simulated run, and what follows.
+"""Workers that are released and requested again: the policy's inputs from a simulated run, and its effects.
 
-Owns when it is asked and what letting go and coming back take. Decided by policies.fleet.wanted_workers. Places are let
-go one by one; a node all of whose places are gone is paid for `idle_timeout_s` longer, and coming back to it takes a
-new machine then.
+Owns when the policy is called, and the cost of releases and returns; policies.fleet.wanted_workers decides. Places are
+released one by one. A node without any place left is paid for `idle_timeout_s` longer. After that, a return needs a new
+machine.
 """
 
 import math
@@ -19,7 +19,7 @@ LOOK_S = 2.0  # between two looks within a rollout
 
 @dataclass(slots=True, kw_only=True)
 class Elastic:
-    """Of a run. Seconds of places that were let go are no worker-seconds; a worker that starts has a place."""
+    """The elastic fleet of a run. Seconds of released places are no worker-seconds; a starting worker has a place."""
 
     scenario: Scenario
     clock: Clock
@@ -28,12 +28,12 @@ class Elastic:
     saved_s: float = 0.0  # GPU-seconds that were not paid for
     joined: int = 0
     left: int = 0
-    _since_s: dict[str, float] = field(default_factory=dict)  # places let go
-    _coming: dict[str, float] = field(default_factory=dict)  # places asked for again, when they are ready
-    _empty_s: dict[int, float] = field(default_factory=dict)  # nodes without any place, since when
+    _since_s: dict[str, float] = field(default_factory=dict)  # release times of places
+    _coming: dict[str, float] = field(default_factory=dict)  # ready times of places requested again
+    _empty_s: dict[int, float] = field(default_factory=dict)  # nodes without any place: time since when
     _rolling: bool = False
-    _next_s: float = 0.0  # when the next rollout begins at the earliest
-    _between_s: float = 0.0  # usually, between two
+    _next_s: float = 0.0  # earliest begin of the next rollout
+    _between_s: float = 0.0  # usual time between two
     _tokens: float = 0.0  # of a rollout
     _looks: int = 0
     _left: int = 1  # rollouts
@@ -43,7 +43,7 @@ class Elastic:
         return self.scenario.fleet.min_workers is not None
 
     def rollout_begins(self, after_s: float, left: int) -> None:
-        """The next one comes `after_s` after this one's end, as far as is known; `left` with it."""
+        """The next rollout begins about `after_s` after this one's end. `left`: rollouts left, including it."""
         if self.on:
             self._rolling, self._between_s, self._left = True, after_s, left
             self._look()
@@ -111,14 +111,14 @@ class Elastic:
 
     def _back(self, name: str) -> None:
         del self._coming[name]
-        starting_s = self.scenario.spot.start_s + self.scenario.spot.load_s  # in its place
+        starting_s = self.scenario.spot.start_s + self.scenario.spot.load_s  # time in its place
         self.away_s += max(self.clock.now_s - self._since_s.pop(name) - starting_s, 0.0)
         self.joined += 1
         self.places.ready(name)
 
     @property
     def gone_s(self) -> float:
-        """Of places that were let go, until now."""
+        """Seconds of released places up to now."""
         starting_s = self.scenario.spot.start_s + self.scenario.spot.load_s
         return self.away_s + sum(
             max(min(self.clock.now_s, self._coming.get(name, math.inf) - starting_s) - since_s, 0.0)
@@ -126,7 +126,7 @@ class Elastic:
         )
 
     def finish(self) -> None:
-        """Book what is away still."""
+        """Book the places that are still released."""
         now_s = self.clock.now_s
         self.away_s = self.gone_s
         self._since_s.clear()

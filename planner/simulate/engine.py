@@ -1,10 +1,10 @@
-"""One rollout engine in virtual time: continuous batching from one change of the batch to the next. Owns what runs and
-how far it is; gives out and takes back nothing by itself.
+"""One rollout engine in virtual time: continuous batching from one change of the batch to the next.
 
-All running requests gain tokens at one rate, so one counter of tokens per request says how far each is. Between two
-changes of the batch (an end, an arrival, a full cache) a step's seconds grow linearly with the context; where they do
-not, a segment is cut after `_GROWTH` of its context. Tokens are a real number here: an engine step is not seen, and
-what a request gains in it is its mean. tests/simulate/test_engine.py says how far that is from a loop over steps.
+Owns the running requests and their progress; never assigns or returns requests itself. All running requests gain tokens
+at the same rate, so one counter of tokens per request gives the progress of each. Between two changes of the batch (an
+end, an arrival, a full cache) a step's seconds grow linearly with the context. If they do not, a segment is cut after
+`_GROWTH` of its context. Tokens are real numbers here: single engine steps are not modelled, only their mean gain.
+tests/simulate/test_engine.py measures the distance from a loop over steps.
 """
 
 import heapq
@@ -17,9 +17,9 @@ from config.strategy import PLAIN, Strategy
 from planner.simulate.costs import SimulatedCosts
 from planner.simulate.speculation import SimulatedSpeculator
 
-_GROWTH = 0.3  # of the context, or of the longest time that one rate is assumed to grow linearly
-_LEAST = 48.0  # tokens per request, of a segment
-# Less than this is no time and no token: after months of virtual time a double still tells such moments apart.
+_GROWTH = 0.3  # share of the context after which a rate is evaluated again
+_LEAST = 48.0  # tokens per request of a segment, at least
+# Below this it is no time and no token: after months of virtual time a double still resolves such moments.
 _INSTANT_S, _NOTHING = 1e-8, 1e-3
 
 
@@ -30,11 +30,11 @@ class Running:
     request: int
     prompt: int
     prompt_tokens: int
-    tokens: float  # of the response, when it was admitted
-    length: int  # of the whole response
-    since: float = 0.0  # of the engine's counter, when it was admitted
+    tokens: float  # of the response, at its admission
+    length: int  # of the complete response
+    since: float = 0.0  # engine's counter at its admission
     moved: bool = False  # its tokens were computed elsewhere before
-    gone: bool = False  # an entry of the heap that no longer counts
+    gone: bool = False  # invalid entry of the heap
 
     @property
     def left(self) -> float:
@@ -47,7 +47,7 @@ class Spent:
 
     decode_s: float = 0.0
     prefill_s: float = 0.0
-    again_s: float = 0.0  # of it, prefill of what had been computed elsewhere before
+    again_s: float = 0.0  # part of it: prefill of tokens computed elsewhere before
     speculating_s: float = 0.0  # of decode_s
     tokens: float = 0.0
     steps: float = 0.0  # of the engine
@@ -56,7 +56,7 @@ class Spent:
 
 @dataclass(slots=True, kw_only=True)
 class Engine:
-    """Of one worker. Times are those of the clock that calls; `advance` first, then change, then ask `next_s`."""
+    """The engine of one worker. Times are the caller's clock. Call `advance` first, then change, then read `next_s`."""
 
     costs: SimulatedCosts
     speculator: SimulatedSpeculator
@@ -67,21 +67,21 @@ class Engine:
     strategy: Strategy = PLAIN
     _now_s: float = 0.0
     _busy_until_s: float = 0.0  # prefill
-    _counter: float = 0.0  # tokens per request since the beginning
-    _context: float = 0.0  # tokens of all running
+    _counter: float = 0.0  # tokens per request since the start
+    _context: float = 0.0  # tokens of all running requests
     _order: deque[Running] = field(default_factory=deque)  # by admission
     _heap: list[tuple[float, int, Running]] = field(default_factory=list)  # by the counter at which they end
     _running: int = 0
     _waiting: deque[Running] = field(default_factory=deque)  # for room in the cache
-    _prompts: dict[int, int] = field(default_factory=dict)  # running requests by prompt: they share its prefill
-    _segment: float = 0.0  # tokens per request until the rate is asked again; 0: it is to be asked
-    _rate: tuple[float, float] = (0.0, 0.0)  # seconds per token of a request now, and what a further token adds
+    _prompts: dict[int, int] = field(default_factory=dict)  # running requests by prompt, which share its prefill
+    _segment: float = 0.0  # tokens per request until the rate is evaluated again; 0: now
+    _rate: tuple[float, float] = (0.0, 0.0)  # seconds per token of a request now, and their growth per token
     _taken: dict[int, Running] = field(default_factory=dict)
     _spread: float = 1.0  # tokens of a request per engine step
 
     @property
     def running(self) -> int:
-        """Requests it holds, waiting ones too."""
+        """The number of requests that it holds, including waiting ones."""
         return len(self._taken)
 
     @property
@@ -93,7 +93,7 @@ class Engine:
         return request in self._taken
 
     def tokens_of(self, request: int) -> float:
-        """Of the response so far."""
+        """Return the response's tokens so far."""
         one = self._taken[request]
         return min(one.tokens + (self._counter - one.since if one.since >= 0 else 0.0), one.length)
 
@@ -105,7 +105,7 @@ class Engine:
         self._fill()
 
     def take_back(self) -> list[int]:
-        """All requests, in the order they came; the engine is empty. Ask `tokens_of` before."""
+        """Take back all requests, in order of arrival; the engine is then empty. Read `tokens_of` before."""
         found = list(self._taken)
         self._taken.clear()
         self._heap.clear()
@@ -116,11 +116,11 @@ class Engine:
         return found
 
     def refresh(self) -> None:
-        """What drafts bring has changed."""
+        """Note that the gain of drafts has changed."""
         self._segment = 0.0
 
     def next_s(self) -> float:
-        """When something changes of itself; infinite while nothing runs."""
+        """Return the time of the next internal change; infinite while nothing runs."""
         if not self._running:
             return math.inf
         if not self._segment:
@@ -130,7 +130,7 @@ class Engine:
         return max(self._now_s, self._busy_until_s) + span * (rate + slope * span / 2)
 
     def advance(self, now_s: float) -> None:
-        """Let time pass, at most until `next_s`."""
+        """Advance time, at most until `next_s`."""
         begin_s = max(self._now_s, self._busy_until_s)
         self._now_s = max(now_s, self._now_s)
         if not self._running or now_s <= begin_s:
@@ -160,7 +160,7 @@ class Engine:
         self._end()
 
     def _end(self) -> None:
-        """Give out what has ended; make room where the cache is full."""
+        """Report ended requests, and preempt some if the cache is full."""
         heap, changed = self._heap, False
         while heap and (heap[0][2].gone or heap[0][0] <= self._counter + _NOTHING):
             _, _, one = heapq.heappop(heap)
@@ -201,13 +201,13 @@ class Engine:
             self._context = 0.0
 
     def _fill(self) -> None:
-        """Admit what waits, as far as there is room; prompts are computed before anybody decodes on."""
+        """Admit waiting requests as far as there is room. Prompts are computed before decoding continues."""
         tokens = again = 0
         while self._waiting and self._running < self.slots:
             one = self._waiting[0]
             size = one.prompt_tokens + one.tokens
-            # A tenth stays free for what those that run will gain, as an engine that admits by what is free now would
-            # preempt at once.
+            # A tenth stays free for growth. An engine that admits by the present free space would preempt
+            # at once.
             if self._running and self._context + size > 0.9 * self.kv_tokens:
                 break
             self._waiting.popleft()
@@ -229,7 +229,7 @@ class Engine:
             self._busy_until_s = max(self._busy_until_s, self._now_s) + seconds
 
     def _ask(self) -> None:
-        """The rate from here on, and how far it holds."""
+        """Evaluate the rate from here on, and how far it is valid."""
         running, context = self._running, max(self._context, 1.0)
         while self._heap[0][2].gone:
             heapq.heappop(self._heap)

@@ -1,9 +1,9 @@
-"""Seconds of the phases around a rollout: learning, and weights to the engines. Owns no measurement; given numbers go
-before the roofline's (policies.roofline.learning), whose assumptions they share.
+"""Seconds of the phases around a rollout: learning, and weights to the engines.
 
-By the roofline a step takes what its responses need, cut into micro-batches by the learner's own planner: ranks wait
-for each other in every round of them, so one long response may be what all wait for. A speed that was measured has
-that in it already.
+Has no measurements. Given numbers take precedence over the roofline (policies.roofline.learning), whose assumptions
+they share. By the roofline, a step takes what its responses need, cut into micro-batches by the learner's own planner.
+Ranks wait for each other in every round of micro-batches, so all may wait for one long response. A measured speed
+includes that already.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,8 @@ from policies.roofline.learning import NETWORK_BYTES_S, gather_s, token_flops
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerTimes:
-    """`rank_flops_s`: of one rank, needed for the training step alone; None: `tokens_s` were measured, of all."""
+    """The learner's times. `rank_flops_s`: of one rank, for the training step alone; None: `tokens_s` was measured, of
+    all ranks."""
 
     scenario: Scenario
     net: Network | None
@@ -26,7 +27,7 @@ class LearnerTimes:
     weights_s: float
 
     def learn_s(self, responses: Sequence[int]) -> float:
-        """Of an RL step with responses of so many tokens."""
+        """Return the seconds of an RL step with responses of these lengths."""
         given, prompt = self.scenario.learning, self.scenario.workload.prompt_tokens
         lengths = [prompt + tokens for tokens in responses]
         if given.tokens_s is not None:
@@ -45,7 +46,7 @@ class LearnerTimes:
 
 
 def learner_times(scenario: Scenario) -> LearnerTimes:
-    """Raises as `network` and `device`."""
+    """Make the learner's times. Raises as `network` and `device`."""
     given, fleet = scenario.learning, scenario.fleet
     gpu, net = device(scenario), None
     flops_s, weights_s = None, given.weights_s

@@ -1,7 +1,7 @@
 """Response lengths of simulated prompts. Owns the draws and the readers of measured ones; schedules nothing.
 
-Lognormal: the logarithm of a length is a prompt's own part plus a response's, in the given shares of the variance; a
-share of runaways takes the limit. Given: a prompt's responses are drawn from those of one measured prompt.
+Lognormal: the logarithm of a length is a prompt's part plus a response's, with the given shares of the variance; a
+share of runaways gets the limit. Given: a prompt's responses are drawn from those of one measured prompt.
 """
 
 import gzip
@@ -23,7 +23,7 @@ Ints = NDArray[np.int64]
 @dataclass(frozen=True, slots=True)
 class LognormalDraws:
     options: Lengths
-    levels: NDArray[np.float64]  # [pool], of a prompt
+    levels: NDArray[np.float64]  # [pool], of prompts
 
     @classmethod
     def of(cls, options: Lengths, pool: int, seed: int) -> "LognormalDraws":
@@ -32,8 +32,9 @@ class LognormalDraws:
         return cls(options, np.log(options.median) + own)
 
     def lengths(self, prompt: int, count: int, rng: np.random.Generator) -> Ints:
-        """[count] tokens, from 1 to the limit; `prompt` below the pool's size. Of two counts from one state of `rng`,
-        the smaller's lengths are the first of the larger's: what is compared by counts has the same responses."""
+        """Return [count] tokens, from 1 to the limit; `prompt` is below the pool's size. From one state of `rng`, a
+        smaller count's lengths are the first of a larger count's, so that comparisons of counts use the same responses.
+        """
         options = self.options
         drawn = rng.standard_normal((count, 2))
         found = np.exp(self.levels[prompt] + options.sigma * np.sqrt(1 - options.between) * drawn[:, 0])
@@ -45,8 +46,8 @@ class LognormalDraws:
 
 @dataclass(frozen=True, slots=True)
 class GivenDraws:
-    """Prompt i is measured prompt i modulo their number; as many of its lengths as there are are taken in order, then
-    more by chance."""
+    """Lengths from measured prompts: prompt i is measured prompt i modulo their number. Its lengths are used in order,
+    then at random."""
 
     groups: Sequence[Sequence[int]]
     max_tokens: int
@@ -62,7 +63,8 @@ LengthDraws = LognormalDraws | GivenDraws
 
 
 def draws_of(options: Lengths, pool: int, per_prompt: int, seed: int) -> LengthDraws:
-    """`per_prompt`: responses, by which a run's record of whole steps is cut. Raises ConfigError, OSError."""
+    """Make the draws. `per_prompt`: responses per prompt, used to split a run's records. Raises
+    ConfigError, OSError."""
     if options.given is not None:
         return GivenDraws(options.given, options.max_tokens)
     if options.file is not None:
@@ -71,9 +73,9 @@ def draws_of(options: Lengths, pool: int, per_prompt: int, seed: int) -> LengthD
 
 
 def read_lengths(path: Path, per_prompt: int) -> list[list[int]]:
-    """By prompt, of a run's folder (lengths.jsonl: whole steps, in the order of their prompts) or of JSON lines, also
-    gzip-compressed: with `lengths`; with `prompt_id` and `tokens` or `length`; or with `samples` or `responses`, texts
-    of which four characters count as a token."""
+    """Read lengths by prompt, from a run's folder (lengths.jsonl: whole steps, in the order of their prompts) or from
+    JSON lines, also gzip-compressed. Lines have `lengths`; or `prompt_id` and `tokens` or `length`; or `samples` or
+    `responses`, texts in which four characters count as a token."""
     if path.is_dir():
         path = path / "lengths.jsonl"
     groups: dict[str, list[int]] = {}

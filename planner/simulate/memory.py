@@ -1,5 +1,6 @@
-"""What memory an engine's KV cache gets, and whether a learner fits. Owns what a scenario is told; the sums are
-policies.roofline.memory's."""
+"""The memory of an engine's KV cache, and whether a learner fits. Owns the scenario's inputs; policies.roofline.memory
+owns the sums.
+"""
 
 import math
 
@@ -10,8 +11,8 @@ from policies.roofline.memory import GIB, LearnerShape, cache_room, plan_learner
 
 
 def kv_tokens_of(scenario: Scenario) -> float:
-    """Tokens of one engine's cache; infinite for a CPU machine that says nothing. Raises ConfigError where the model
-    does not fit, or not even one response."""
+    """Return the tokens of one engine's cache; infinite for a CPU machine without a given size. Raises ConfigError if
+    the model, or not even one response, fits."""
     gpu, net, gpus = device(scenario), network(scenario), scenario.fleet.gpus_per_worker
     most = math.inf
     if gpu is not None:
@@ -49,8 +50,8 @@ def kv_tokens_of(scenario: Scenario) -> float:
 
 
 def check_learner(scenario: Scenario) -> None:
-    """Of a learner whose speed was not measured: AdamW with float32 masters and bfloat16 passes, sharded over its
-    ranks, a micro-batch of the longest response. Raises ConfigError where a rank's worst phase does not fit."""
+    """Check a learner without a measured speed: AdamW with float32 masters and bfloat16 passes, sharded over its ranks,
+    a micro-batch of the longest response. Raises ConfigError if a rank's peak does not fit."""
     gpu, fleet = device(scenario), scenario.fleet
     if gpu is None or scenario.learning.tokens_s is not None:
         return

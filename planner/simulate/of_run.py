@@ -1,5 +1,5 @@
-"""The scenario of a run's own configuration. Owns which of its keys say what of a scenario; what a configuration cannot
-know (lengths, acceptance, clouds, prices) is the scenario's to say.
+"""Make the scenario of a run's own configuration. Owns the mapping of its keys; the scenario adds what a configuration
+lacks (lengths, acceptance, clouds, prices).
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from launch.config.memory import device_of, drafters_of
 from planner.simulate.scenario import Scenario, load_scenario, scenario_of
 from planner.simulate.shapes import SHAPES
 
-_NODE = 8  # GPUs, where workers do not fill fewer
+_NODE = 8  # GPUs per node, unless workers fill fewer
 _MODES = {"off": "off", "adaptive": "adaptive", "paper": "adaptive", "fixed": "static", "roofline": "roofline"}
 
 
@@ -30,8 +30,9 @@ def is_run(path: Path) -> bool:
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> tuple[Scenario, list[str]]:
-    """Of either kind of file, and what was assumed of a run. Overrides go where their key is: `model` (alone) and the
-    scenario's sections are the scenario's, all others the run's. Raises ConfigError, OSError."""
+    """Load either kind of file. Returns the scenario, and what was assumed of a run. Overrides are assigned by their
+    key: `model` (alone) and the scenario's sections are the scenario's, all others the run's. Raises ConfigError,
+    OSError."""
     if not is_run(path):
         return load_scenario(path, list(overrides)), []
     own = [text for text in overrides if _is_scenarios(text)]
@@ -43,7 +44,7 @@ def load(path: Path, overrides: Sequence[str] = ()) -> tuple[Scenario, list[str]
 def _is_scenarios(text: str) -> bool:
     key = text.partition("=")[0].strip()
     section = key.partition(".")[0]
-    both = {"model", "coordinator"}  # sections of a run; a scenario's model has a name or sizes of its own
+    both = {"model", "coordinator"}  # sections of a run; a scenario's model is a name or sizes
     return key == "model" or (section in Scenario.model_fields and section not in both)
 
 
@@ -115,7 +116,7 @@ def _tree(config: Config, name: str, given: set[str]) -> tuple[dict[str, Any], l
 
 def _model(config: Config, given: set[str]) -> str:
     if "model" in given:
-        return next(iter(SHAPES))  # it is replaced
+        return next(iter(SHAPES))  # a placeholder, which is replaced
     path = Path(config.model.path)
     if (path / "config.json").is_file():
         return str(path / "config.json")

@@ -1,4 +1,4 @@
-"""What a simulated run comes to. Plain data, and the definitions of what is reported."""
+"""The outcome of a simulated run. Plain data, and the definitions of reported numbers."""
 
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -11,8 +11,8 @@ class SimulatedStep:
     """One RL step, in seconds of the wall clock."""
 
     rollout_s: float
-    tail_s: float  # of it: from the first worker that ran dry, while nothing waited, to the end
-    stop_s: float  # until drafters' trainers stood still
+    tail_s: float  # part of it: from the first idle worker, while nothing waited, to the end
+    stop_s: float  # until drafters' trainers had stopped
     grade_s: float
     learn_s: float
     weights_s: float
@@ -21,9 +21,9 @@ class SimulatedStep:
     responses: int
     tokens: int  # of responses
     longest: int
-    idle_s: float  # of workers, within the rollout: up, without work and without training
+    idle_s: float  # of workers within the rollout: up, without work or training
     training_s: float  # of workers, drafter training
-    quality: float  # of the trained drafter, as it was used
+    quality: float  # of the trained drafter, as used
 
     @property
     def step_s(self) -> float:
@@ -37,14 +37,14 @@ class Outcome:
     """A run. Worker-seconds are those of all workers' places from the beginning to the end, whether up or not.
 
     ettr, the effective training time ratio (Kokolis et al. 2024, arXiv 2410.21680: productive over available time), in
-    worker-seconds: 1 - (down_s + again_s + held_s) / (places * wall_s). Lost are: a place that is drained or lost,
-    until its successor is ready; tokens computed a second time; and all places while a checkpoint is written or the
-    learner recovers. A worker that has run out of work in a tail is not lost: that is the step's shape, and
-    `idle_share` has it. What interruptions cost beside that, as by a longer tail, is only in `goodput`.
+    worker-seconds: 1 - (down_s + again_s + held_s) / (places * wall_s). Lost are: a drained or lost place until its
+    successor is ready; tokens computed a second time; and all places while a checkpoint is written or the learner
+    recovers. An idle worker in a tail is not lost: that is the step's shape, counted in `idle_share`. Other costs of
+    interruptions, such as a longer tail, are only in `goodput`.
     """
 
     name: str
-    gpus: int  # all
+    gpus: int  # all GPUs
     workers: int
     steps: tuple[SimulatedStep, ...]
     wall_s: float
@@ -59,19 +59,19 @@ class Outcome:
     training_share: float  # likewise, drafter training
     speculating_share: float  # of decoding seconds
     worker_hours: float
-    gpu_hours: float  # paid for
+    gpu_hours: float  # paid GPU-hours
     cost: float
     cost_per_million: float  # response tokens
     interruptions: int
-    moved: int  # requests that went to another worker
+    moved: int  # requests moved to another worker
     learner_failures: int
     down_s: float  # worker-seconds, see above
     again_s: float
     held_s: float
     ettr: float
-    goodput: float | None  # tokens/s over those of the same run undisturbed; None: not asked for
+    goodput: float | None  # tokens/s relative to the same run undisturbed; None: not requested
     limit: Limit  # the largest part of a step
-    headroom: dict[str, float]  # share of a step that would go if this cost nothing: see `headroom_of`
+    headroom: dict[str, float]  # share of a step that would be saved if this cost nothing: see `headroom_of`
     events: int  # of the simulation
 
     def as_json(self) -> dict[str, Any]:
@@ -79,7 +79,8 @@ class Outcome:
 
 
 def headroom_of(steps: tuple[SimulatedStep, ...], worker_rollout_s: float) -> dict[str, float]:
-    """Idle: rollouts as long as they would be with all workers busy to their end. The others: their own seconds."""
+    """Return the headroom. Idle: rollouts as long as with all workers busy to their end. The others: their
+    own seconds."""
     whole_s = sum(one.step_s for one in steps)
     rollout_s = sum(one.rollout_s for one in steps)
     idle_s = sum(one.idle_s + one.training_s for one in steps) / worker_rollout_s * rollout_s

@@ -1,4 +1,4 @@
-"""A sweep as one SVG file. Owns how it is drawn; simulates nothing."""
+"""A sweep as one SVG file. Owns the drawing; simulates nothing."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -15,7 +15,7 @@ _WIDTH, _HEIGHT, _LEFT, _TOP, _GAP, _BOTTOM = 400.0, 300.0, 62.0, 50.0, 86.0, 14
 
 @dataclass(frozen=True, slots=True)
 class _Panel:
-    """A panel: x is a place from 0 to `places` - 1, y linear from 0."""
+    """A panel: x is an index from 0 to `places` - 1, y is linear from 0."""
 
     left: float
     places: int
@@ -29,7 +29,8 @@ class _Panel:
 def sweep_svg(
     name: str, key: str, rows: Sequence[tuple[str, Outcome]], ablations: Sequence[tuple[str, Ablation]] = ()
 ) -> str:
-    """Left: parts of a step. Right: with ablations what each technique brings, else tokens/s per GPU and cost."""
+    """Draw on the left the parts of a step; on the right, with ablations, the gain of each technique, else tokens/s per
+    GPU and cost."""
     width, height = 2 * _WIDTH + _LEFT + _GAP + 24, _HEIGHT + _TOP + _BOTTOM
     label = key.rpartition(".")[2] + (", with GPUs below" if key == "fleet.nodes" else "")
     values = [value for value, _ in rows]

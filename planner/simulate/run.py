@@ -1,5 +1,5 @@
-"""A simulated run: RL steps in virtual time around the real ledger. Owns the seats, the phases of a step and the books
-of worker-seconds; decides nothing that a policy decides.
+"""A simulated run: RL steps in virtual time around the real ledger. Owns the workers' places, the phases of a step and
+the worker-seconds. The policies decide.
 """
 
 import math
@@ -26,7 +26,7 @@ from planner.simulate.speculation import Adaptive, speculators
 from planner.simulate.training import SpotTrainers
 from planner.simulate.workload import Asked, Workload
 
-_ROUGHLY = 8  # parts of a mean response in which prefixes are told while requests wait
+_ROUGHLY = 8  # fraction of a mean response in which prefixes are reported while requests wait
 
 
 class SimulatedRun:
@@ -82,7 +82,7 @@ class SimulatedRun:
     # The loop.
 
     def outcome(self) -> Outcome:
-        """Run it all."""
+        """Simulate the whole run."""
         scenario, steps = self.scenario, list[SimulatedStep]()
         end_s = math.inf if scenario.workload.hours is None else 3600 * scenario.workload.hours
         while len(steps) < scenario.workload.steps and self.clock.now_s < end_s:
@@ -198,7 +198,7 @@ class SimulatedRun:
         self._ended.append((seat, running))
 
     def _settle(self, touched: dict[str, SimulatedWorker]) -> None:
-        """Everything that follows from what has ended or come."""
+        """Process all consequences of ended responses and arrivals."""
         ledger = self.ledger
         if ledger is None:
             return
@@ -216,8 +216,8 @@ class SimulatedRun:
             self._schedule(seat)
 
     def _crowd(self, touched: dict[str, SimulatedWorker]) -> bool:
-        """Where more or fewer engines of a node compute than before, all of them go on at another speed. Whether one
-        of them has ended a response meanwhile."""
+        """Adjust the speed of all engines of a node after the number of computing ones changed. Returns whether one of
+        them has ended a response meanwhile."""
         for node in {seat.node for seat in touched.values()} if self._cores else ():
             own = [seat for seat in self.seats.values() if seat.node == node and seat.engine.running]
             if self._cores[node].take(len(own)):
@@ -273,7 +273,7 @@ class SimulatedRun:
         self._settle({seat.name: seat})
 
     def _tell(self, seat: SimulatedWorker, granule: float) -> None:
-        """The driver hears of the prefixes of what runs, in whole granules."""
+        """Report the prefixes of running requests to the driver, in whole granules."""
         assert self.ledger is not None
         for request, known in seat.told.items():
             tokens = seat.engine.tokens_of(request)
@@ -298,7 +298,7 @@ class SimulatedRun:
     # See planner.simulate.places.
 
     def up(self) -> list[list[str]]:
-        """By node, or alone, as spot.takes says."""
+        """Return the places by node, or alone, as spot.takes says."""
         if self.scenario.spot.takes == "worker":
             return [[seat.name] for seat in self.seats.values() if seat.up and not seat.leaving]
         nodes: dict[int, list[str]] = {}
@@ -308,13 +308,13 @@ class SimulatedRun:
         return list(nodes.values())
 
     def withhold(self, name: str) -> None:
-        """It gets nothing more."""
+        """Give it nothing more."""
         self.seats[name].leaving = True
         if self.ledger is not None:
             self.ledger.withdraw(name)
 
     def drain(self, name: str) -> None:
-        """It gives everything back, with every token it has."""
+        """Take everything back, with every token it has."""
         seat = self.seats[name]
         self._leave(seat)
         ledger = self.ledger
@@ -325,14 +325,14 @@ class SimulatedRun:
             self._give_up(seat, handed_over=True)
 
     def fall_silent(self, name: str) -> None:
-        """It is lost, and the driver does not know: its requests stand still."""
+        """It is lost without the driver's knowledge: its requests stop."""
         seat = self.seats[name]
         self._leave(seat)
         if self.ledger is not None:
             self._settle({})  # what it had finished before
 
     def lose(self, name: str) -> None:
-        """The driver finds out: what had not been told is to be sampled again."""
+        """The driver detects the loss: unreported tokens are to be sampled again."""
         seat = self.seats[name]
         if self.ledger is not None and seat.told:
             self.ledger.withdraw(name)
@@ -343,25 +343,25 @@ class SimulatedRun:
             self._give_up(seat, handed_over=False)
 
     def let_go(self, name: str) -> None:
-        """It goes of its own accord."""
+        """Release it; it has not failed."""
         self.withhold(name)
         self.drain(name)
         self.seats[name].let_go = True
 
     def standing(self) -> tuple[list[str], list[tuple[float, str]]]:
-        """Those that are up, and those of them without requests."""
+        """Return the places that are up, and those of them without requests."""
         now_s = self.clock.now_s
         up = [seat for seat in self.seats.values() if seat.up and not seat.leaving]
         idle = [(now_s - seat.idle_since_s, seat.name) for seat in up if not seat.working]
         return [seat.name for seat in up], sorted(idle, reverse=True)
 
     def waiting(self) -> tuple[int, float]:
-        """Requests that nobody has, and their expected tokens."""
+        """Return the number of requests that no worker has, and their expected tokens."""
         waiting = 0 if self.ledger is None else self.ledger.waiting
         return waiting, waiting * sum(one.expected for one in self._asked) / max(len(self._asked), 1)
 
     def tokens_per_s(self) -> float:
-        """Of one worker that decodes, so far."""
+        """Return the speed of one decoding worker up to now."""
         spent = [seat.engine.spent for seat in self.seats.values()]
         return sum(one.tokens for one in spent) / max(sum(one.decode_s for one in spent), 1e-9)
 
@@ -369,7 +369,7 @@ class SimulatedRun:
         return self.seats[name].node
 
     def ready(self, name: str) -> None:
-        """A successor sits there, with the present weights."""
+        """A successor is in the place, with the present weights."""
         seat, now_s = self.seats[name], self.clock.now_s
         if not seat.let_go:
             self.down_s += now_s - seat.down_since_s
@@ -384,7 +384,7 @@ class SimulatedRun:
             self.trainers.idle(name)
 
     def _leave(self, seat: SimulatedWorker) -> None:
-        """It does nothing from now on."""
+        """Stop it for good."""
         now_s = self.clock.now_s
         if self.ledger is not None:
             seat.engine.advance(now_s)
@@ -397,7 +397,7 @@ class SimulatedRun:
             self.trainers.lose(seat.name)
 
     def _give_up(self, seat: SimulatedWorker, *, handed_over: bool) -> None:
-        """Its requests go to others."""
+        """Give its requests to others."""
         assert self.ledger is not None
         self._settle({})  # what it had finished goes first
         loss = self.ledger.lose(
@@ -408,7 +408,7 @@ class SimulatedRun:
         seat.told.clear()
         self._settle({})
 
-    # The books.
+    # Accounting.
 
     def _summary(self, steps: tuple[SimulatedStep, ...]) -> Outcome:
         scenario, fleet = self.scenario, self.scenario.fleet

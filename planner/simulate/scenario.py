@@ -1,7 +1,7 @@
-"""The scenario of a simulated run: what is given, in one YAML or JSON file. Owns names, ranges and what contradicts.
+"""The scenario of a simulated run: its inputs, in one YAML or JSON file. Owns names, ranges and contradictions.
 
-Every number is an input that somebody has to answer for: measured, taken from a table, or assumed. Nothing is looked up
-but a device's data sheet and a public model's shape, both by name.
+The author is responsible for every number: measured, taken from a table, or assumed. Only a device's data sheet and a
+public model's shape are looked up, both by name.
 """
 
 import difflib
@@ -31,7 +31,7 @@ class _Section(BaseModel, frozen=True, extra="forbid"):
 
 
 class ModelShape(_Section, frozen=True):
-    """Of a decoder-only transformer, as counts."""
+    """The counts of a decoder-only transformer."""
 
     vocab_size: int = Field(ge=1)
     hidden_size: int = Field(ge=1)
@@ -74,7 +74,7 @@ class FleetShape(_Section, frozen=True):
 
 
 class Lengths(_Section, frozen=True):
-    """Response lengths in tokens: lognormal with a share that runs into the limit, or given ones by prompt."""
+    """Response lengths in tokens: lognormal with a share that reaches the limit, or given ones by prompt."""
 
     median: Annotated[_Positive, Field(description="lognormal")] = 1000.0
     sigma: Annotated[float, Field(ge=0, le=4, description="standard deviation of the logarithm")] = 1.0
@@ -90,7 +90,7 @@ class Lengths(_Section, frozen=True):
 
 
 class WorkloadOptions(_Section, frozen=True):
-    """What an RL step asks for."""
+    """The requests of an RL step."""
 
     steps: Annotated[int, Field(ge=1, le=100_000, description="RL steps, unless hours end the run")] = 4
     hours: Annotated[_Positive | None, Field(description="of virtual time; null: as many as steps take")] = None
@@ -114,7 +114,7 @@ class EngineScenario(_Section, frozen=True):
 
 
 class PassPrices(_Section, frozen=True):
-    """What engine steps and drafts take."""
+    """The cost of engine steps and drafts."""
 
     source: Literal["roofline", "calibration", "sweep", "table"] = "roofline"
     file: Annotated[str | None, Field(description="calibration (JSON) or sweep (CSV)")] = None
@@ -133,7 +133,7 @@ class PassPrices(_Section, frozen=True):
 
 
 class Acceptance(_Section, frozen=True):
-    """Of one drafter, fresh from its training: P a drafted token stands if those before it did."""
+    """Acceptance of one freshly trained drafter: P that a drafted token is accepted if all before it were."""
 
     per_token: Annotated[float, Field(ge=0, lt=1)] = 0.7
     by_depth: Annotated[tuple[_Share, ...], Field(description="the same level by level; the last goes on")] = ()
@@ -141,7 +141,7 @@ class Acceptance(_Section, frozen=True):
 
 
 class SpotTraining(_Section, frozen=True):
-    """Drafter training on idle workers, and what it is needed for."""
+    """Drafter training on idle workers, and its effect."""
 
     enabled: bool = False
     micro_step_s: _Positive = 0.5
@@ -153,7 +153,7 @@ class SpotTraining(_Section, frozen=True):
 
 
 def _known(drafter: str) -> None:
-    """Raises ValueError for one that is not in the catalogue."""
+    """Raise ValueError for a drafter that is not in the catalogue."""
     if drafter not in CATALOGUE:
         close = difflib.get_close_matches(drafter, CATALOGUE, n=1)
         meant = f"did you mean {close[0]}?" if close else f"there are {', '.join(CATALOGUE)}"
@@ -177,7 +177,7 @@ class Speculation(_Section, frozen=True):
     @field_validator("mode", mode="before")
     @classmethod
     def _off(cls, value: object) -> object:
-        return "off" if value is False else value  # as YAML reads a bare off
+        return "off" if value is False else value  # YAML reads a bare off as false
 
     @field_validator("strategies")
     @classmethod
@@ -210,7 +210,7 @@ class EarlyScenario(_Section, frozen=True):
 
 
 class Learning(_Section, frozen=True):
-    """The rest of a step."""
+    """The other phases of a step."""
 
     tokens_s: Annotated[_Positive | None, Field(description="prompt and response; null: by the roofline")] = None
     ranks: Annotated[int | None, Field(ge=1, description="null: all GPUs of the learner's nodes")] = None
@@ -228,7 +228,7 @@ class Learning(_Section, frozen=True):
 
 
 class Spot(_Section, frozen=True):
-    """Rollout nodes that go, and others that come."""
+    """Rollout nodes that are lost and replaced."""
 
     interruptions_per_hour: Annotated[_Seconds, Field(description="of the whole cluster, Poisson")] = 0.0
     node_life_h: Annotated[_Positive | None, Field(description="mean life of a node, Poisson, beside it")] = None
@@ -245,7 +245,7 @@ class Spot(_Section, frozen=True):
 
 
 class Prices(_Section, frozen=True):
-    """Of a GPU for an hour, in any currency."""
+    """Price of a GPU-hour, in any currency."""
 
     on_demand: Annotated[_Positive, Field(description="of the learner's nodes")] = 4.0
     spot: Annotated[
@@ -254,7 +254,7 @@ class Prices(_Section, frozen=True):
 
 
 class Scenario(_Section, frozen=True):
-    """All of it."""
+    """The whole scenario."""
 
     name: str = "scenario"
     seed: Annotated[int, Field(ge=0)] = 0
@@ -322,7 +322,7 @@ class Scenario(_Section, frozen=True):
 
     @property
     def learner_gpus(self) -> int:
-        """Of the nodes that learn."""
+        """The GPUs of the nodes that learn."""
         fleet = self.fleet
         return fleet.gpus_per_node * (fleet.nodes if fleet.layout == "colocated" else fleet.learner_nodes)
 
@@ -332,13 +332,13 @@ class Scenario(_Section, frozen=True):
 
     @property
     def disturbed(self) -> bool:
-        """Whether anything is lost on the way."""
+        """Whether anything is lost during the run."""
         spot = self.spot
         lost = spot.interruptions_per_hour or spot.node_life_h or spot.every_s or spot.trace_s
         return bool(lost or self.learning.failures_per_day)
 
     def undisturbed(self, steps: int) -> "Scenario":
-        """The same with nothing lost, for so many RL steps."""
+        """Return the scenario with nothing lost, for `steps` RL steps."""
         calm: dict[str, Any] = {"spot.interruptions_per_hour": 0.0, "spot.every_s": None, "spot.trace_s": []}
         calm |= {
             "spot.node_life_h": None,
@@ -349,12 +349,12 @@ class Scenario(_Section, frozen=True):
         return with_values(self, calm)
 
     def but(self, **changes: Any) -> "Scenario":
-        """The same with other values by dotted key, validated; `__` stands for a dot."""
+        """Return the scenario with other values by dotted key, validated; `__` stands for a dot."""
         return with_values(self, {key.replace("__", "."): value for key, value in changes.items()})
 
 
 def with_values(scenario: Scenario, values: dict[str, Any]) -> Scenario:
-    """By dotted key. Raises ConfigError."""
+    """Set values by dotted key. Raises ConfigError."""
     tree = scenario.model_dump(mode="json")
     for key, value in values.items():
         _put(tree, key, value)
@@ -362,7 +362,8 @@ def with_values(scenario: Scenario, values: dict[str, Any]) -> Scenario:
 
 
 def load_scenario(path: Path, overrides: list[str] | None = None) -> Scenario:
-    """From YAML or JSON (which is YAML), with `key=value` over it. Raises ConfigError, which names the key; OSError."""
+    """Load a scenario from YAML or JSON (which is YAML), with `key=value` over it. Raises ConfigError, which names the
+    key; OSError."""
     try:
         tree = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -372,7 +373,7 @@ def load_scenario(path: Path, overrides: list[str] | None = None) -> Scenario:
     if not isinstance(tree, dict):
         raise ConfigError([Issue("", f"{path} holds {type(tree).__name__}, not a mapping of keys")])
     tree.setdefault("name", path.stem)
-    for section in ("lengths", "costs"):  # files are looked up beside the scenario
+    for section in ("lengths", "costs"):  # files are relative to the scenario
         given = tree.get(section)
         if isinstance(given, dict) and isinstance(given.get("file"), str) and not Path(given["file"]).exists():
             given["file"] = str(path.parent / given["file"])
@@ -380,7 +381,7 @@ def load_scenario(path: Path, overrides: list[str] | None = None) -> Scenario:
 
 
 def scenario_of(tree: dict[str, Any], overrides: Sequence[str] = ()) -> Scenario:
-    """Of nested keys, with `key=value` over them. Raises ConfigError, which names the key."""
+    """Make a scenario from nested keys, with `key=value` over them. Raises ConfigError, which names the key."""
     for text in overrides:
         key, equals, raw = text.partition("=")
         if not equals or not key.strip():

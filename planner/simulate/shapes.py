@@ -18,7 +18,7 @@ def _shape(sizes: tuple[int, int, int, int, int, int, int], *, tied: bool = Fals
     )
 
 
-# vocabulary, hidden, intermediate, layers, heads, key and value heads, head
+# vocabulary, hidden, intermediate, layers, heads, key and value heads, head dimension
 SHAPES: dict[str, Network] = {
     "Qwen2.5-0.5B": _shape((151936, 896, 4864, 24, 14, 2, 64), tied=True, qkv_bias=True),
     "Qwen2.5-1.5B": _shape((151936, 1536, 8960, 28, 12, 2, 128), tied=True, qkv_bias=True),

@@ -1,9 +1,9 @@
-"""Which strategy an engine uses at a load, by the policies' own rules. Owns what stands between them and virtual time.
+"""The strategy of an engine at a load, by the policies' own rules. Owns the adapters to virtual time.
 
 static    the first strategy while at most max_running requests decode: policies.speculation.policy.FixedPolicy
-adaptive  the most tokens per second by costs and acceptance, with AdaptivePolicy's arms and margin, as it chooses once
-          it has learned them; its trials cost exploration's 1 % of decode time, which is left out
-roofline  policies.speculation.toggle.RooflinePolicy itself, one per engine, told of each segment once
+adaptive  the most tokens per second by costs and acceptance, with AdaptivePolicy's arms and margin, as it chooses
+          after learning them; its trials cost exploration's 1 % of decode time, which is left out
+roofline  policies.speculation.toggle.RooflinePolicy itself, one per engine, called once per segment
 """
 
 import math
@@ -27,7 +27,7 @@ _OCTAVE = 8  # loads per octave that a choice is made for
 
 @dataclass(slots=True)
 class Adaptive:
-    """The best arm; one for all engines of a run, for its answer depends on the load alone."""
+    """The best arm. One for all engines of a run, since its result depends on the load alone."""
 
     options: Speculation
     costs: SimulatedCosts
@@ -63,7 +63,7 @@ class Adaptive:
         return self.state.drafted(strategy)
 
     def renewed(self) -> None:
-        """What is accepted has changed."""
+        """Note that acceptance has changed."""
         self._known.clear()
 
     def _best(self, running: int, context_tokens: float) -> Strategy:
@@ -81,7 +81,7 @@ class Adaptive:
 
 @dataclass(slots=True)
 class Told:
-    """A policy that is asked at each segment, of one engine."""
+    """A policy of one engine, called once per segment."""
 
     policy: StrategyPolicy
     state: AcceptanceState
@@ -110,12 +110,12 @@ class Told:
         return self.state.drafted(strategy)
 
 
-SimulatedSpeculator = Adaptive | Told  # an engine asks it before each segment
+SimulatedSpeculator = Adaptive | Told  # called by an engine before each segment
 
 
 @dataclass(frozen=True, slots=True)
 class _Truth:
-    """The costs, as a policy asks for them; it learns nothing from steps."""
+    """The costs in the form that a policy expects; it learns nothing from steps."""
 
     costs: SimulatedCosts
 
@@ -132,7 +132,7 @@ class _Truth:
 def speculators(
     options: Speculation, costs: SimulatedCosts, state: AcceptanceState, engines: int
 ) -> list[SimulatedSpeculator]:
-    """One for each engine, perhaps the same."""
+    """Return one for each engine; they may be the same object."""
     arms = options.arms
     match options.mode:
         case "off":

@@ -1,6 +1,4 @@
-"""Several runs beside each other: what each technique of a scenario is worth, and how sizes compare. Owns which
-scenarios are compared; simulates by planner.simulate.run alone.
-"""
+"""Compare several runs: the gain of each technique of a scenario, and sizes. Owns which scenarios are compared."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -18,11 +16,11 @@ from planner.simulate.run import simulate
 from planner.simulate.scenario import Scenario, with_values
 
 TRAINING = "drafter training"
-# What turns each technique off, and whether a scenario has it.
+# The keys that turn each technique off, and whether a scenario has it.
 _OFF: dict[str, tuple[dict[str, Any], Callable[[Scenario], bool]]] = {
     "speculation": ({"speculation.mode": "off"}, lambda of: of.speculation.mode != "off"),
     TRAINING: (
-        {"speculation.training.enabled": False, "speculation.training.stale": 1.0},  # for long: it is at its floor
+        {"speculation.training.enabled": False, "speculation.training.stale": 1.0},  # untrained for long: at its floor
         lambda of: of.speculation.training.enabled and of.speculation.mode != "off",
     ),
     "token budget": ({"budget.share": None, "budget.tokens_per_step": None}, lambda of: of.budget.on),
@@ -35,8 +33,8 @@ _OFF: dict[str, tuple[dict[str, Any], Callable[[Scenario], bool]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Technique:
-    """What one of them brings to this scenario: how many times longer an RL step is without it, and how many times
-    shorter with it alone than with none. Drafter training is alone with speculation, and beside speculation alone."""
+    """The gain of one technique in this scenario: the factor by which an RL step is longer without it, and shorter with
+    it alone than with none. Drafter training counts alone with speculation, compared with speculation alone."""
 
     name: str
     without: Outcome
@@ -50,11 +48,11 @@ class Ablation:
     whole: Outcome  # as given
     none: Outcome
     techniques: tuple[Technique, ...]
-    fresh: Outcome | None  # all, with a drafter that never ages; None: no drafter is trained, or could be
+    fresh: Outcome | None  # all, with a drafter that never ages; None: no drafter is or could be trained
 
     @property
     def limits(self) -> dict[str, float]:
-        """Share of a step that would go if this cost nothing: `headroom`, and a drafter that never ages."""
+        """The share of a step that would be saved if this cost nothing: `headroom`, and a drafter that never ages."""
         if self.fresh is None:
             return self.whole.headroom
         return self.whole.headroom | {"the drafter's age": 1 - self.fresh.step_s / self.whole.step_s}
@@ -64,7 +62,7 @@ class Ablation:
 
 
 def techniques_of(scenario: Scenario) -> list[str]:
-    """Those that are on."""
+    """Return the techniques that are on."""
     return [name for name, (_, on) in _OFF.items() if on(scenario)]
 
 
@@ -86,7 +84,7 @@ def ablation(scenario: Scenario, line: ProgressLine | None = None) -> Ablation:
     speculating = none  # and nothing else
     for name in names:
         without = run([other for other in names if other != name], f"all but {name}")
-        # Training a drafter that nobody uses brings nothing: alone it comes with speculation.
+        # Training an unused drafter has no effect, so alone it comes with speculation.
         alone = run(["speculation", name] if name == TRAINING else [name], f"{name} alone")
         found.append(
             Technique(
@@ -117,7 +115,7 @@ _SHORT = {
 
 
 def sweep_values(text: str) -> tuple[str, list[str]]:
-    """`nodes=1,2,4` or any dotted key. Raises ConfigError."""
+    """Parse `nodes=1,2,4`, or any dotted key. Raises ConfigError."""
     key, equals, values = text.partition("=")
     found = [value.strip() for value in values.split(",") if value.strip()]
     try:
@@ -131,7 +129,7 @@ def sweep_values(text: str) -> tuple[str, list[str]]:
 
 
 def _filled(values: list[str]) -> list[str]:
-    """`1,2,4,...,64` goes on as it began: by the same factor, or the same step. Raises ValueError."""
+    """Expand `1,2,4,...,64` by the initial factor or step. Raises ValueError."""
     if "..." not in values:
         return values
     place = values.index("...")
@@ -150,7 +148,7 @@ def _filled(values: list[str]) -> list[str]:
 
 
 def weak(scenario: Scenario, nodes: int) -> Scenario:
-    """The scenario on so many nodes, with as many prompts per node as before, and learner nodes in proportion."""
+    """Return the scenario on `nodes` nodes, with the same prompts per node, and learner nodes in proportion."""
     before = scenario.fleet.nodes
     scale = nodes / before
     prompts = max(round(scenario.workload.prompts_per_step * scale), 1)
@@ -167,8 +165,8 @@ def weak(scenario: Scenario, nodes: int) -> Scenario:
 
 
 def sized(scenario: Scenario, key: str, values: Sequence[str], *, scaled: bool) -> list[tuple[str, Scenario]]:
-    """(value, scenario) of a sweep, all of them valid; `scaled`: work grows with the nodes. Raises ConfigError, which
-    says which value is wrong."""
+    """Return (value, scenario) of a sweep, all validated. `scaled`: work grows with the nodes. Raises ConfigError,
+    which names the wrong value."""
     if scaled and key != "fleet.nodes":
         raise ConfigError([Issue("--weak", f"work grows with the nodes, and this sweep is of {key}")])
     found = []

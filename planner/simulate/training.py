@@ -1,9 +1,8 @@
-"""Drafter training on idle workers, around the real coordinator: its machine and hub, a member per worker, the driver's
-end. Owns their virtual trainers and the way of their messages; decides nothing about who trains.
+"""Drafter training on idle workers, around the real coordinator: its machine and hub, a member per worker, the driver.
 
-Messages arrive after `LATENCY_S`, none is lost, and nobody is silent by chance: heartbeats are left out (their interval
-is beyond the run), since what they are for is the subject of tests/coordinator/world. A worker that is lost is
-reported as gone after the lease.
+Owns the virtual trainers and the delivery of messages; never decides who trains. Messages arrive after `LATENCY_S`, and
+none is lost. Heartbeats are left out (their interval exceeds the run), since tests/coordinator/world covers what they
+are for. A lost worker is reported after the lease.
 """
 
 import math
@@ -26,8 +25,8 @@ _NEVER_S = 1e9
 @dataclass(slots=True, kw_only=True)
 class _Trainer:
     session: int
-    since_s: float  # the command
-    begun_s: float  # of the first micro-step; infinite while it starts
+    since_s: float  # time of the command
+    begun_s: float  # of the first micro-step; infinite during the start
 
 
 @dataclass(slots=True, kw_only=True)
@@ -40,7 +39,7 @@ class _Member:
 
 
 class SpotTrainers:
-    """`micro_steps` is what all workers together have trained so far."""
+    """The trainers of a run. `micro_steps`: the sum over all workers so far."""
 
     def __init__(self, clock: Clock, training: TrainingOptions, options: CoordinatorOptions) -> None:
         self._clock, self._training = clock, training
@@ -52,14 +51,14 @@ class SpotTrainers:
         self._workers: dict[str, _Member] = {}
         self._hub_wake_s = math.inf
         self.micro_steps = 0.0
-        self.seconds = 0.0  # of workers, that trained; starting to is none of it
+        self.seconds = 0.0  # worker-seconds of training, without starts
         self.sessions: set[int] = set()
-        self.stopping_s = 0.0  # from the last rollout's end until nobody trained
+        self.stopping_s = 0.0  # from the last rollout's end until all training stopped
 
     # The driver's side.
 
     def join(self, name: str, node: str) -> None:
-        """A worker is up; a second time under its name after `lose`."""
+        """A worker is up; possibly again under its name after `lose`."""
         before = self._workers.get(name)
         incarnation = 1 if before is None else before.incarnation + 1
         member = Member(Identity(name, incarnation, node), self._options, self._clock.now_s)
@@ -67,7 +66,7 @@ class SpotTrainers:
         self._serve(name, worker)
 
     def lose(self, name: str) -> None:
-        """A worker is gone; the coordinator finds out after the lease."""
+        """A worker is lost; the coordinator detects it after the lease."""
         worker = self._workers.get(name)
         if worker is None or not worker.alive:
             return
@@ -75,7 +74,7 @@ class SpotTrainers:
         worker.alive = False
 
         def expire() -> None:
-            if self._workers.get(name) is worker:  # its successor's registration says the same
+            if self._workers.get(name) is worker:  # otherwise its successor's registration reports it
                 worker.member.leave(self._clock.now_s)
                 for say in worker.member.take():
                     self._to_hub(name, say)
@@ -92,7 +91,7 @@ class SpotTrainers:
 
     @property
     def training(self) -> int:
-        """Workers whose trainer is not gone yet."""
+        """The number of workers whose trainer has not stopped yet."""
         return sum(worker.trainer is not None for worker in self._workers.values())
 
     def busy(self, name: str, running: int) -> None:
@@ -168,7 +167,7 @@ class SpotTrainers:
         self._clock.at(now_s + starts_s, up)
 
     def _stop(self, name: str, worker: _Member, command: Stop) -> None:
-        """At the end of its micro-step, by the deadline at the latest."""
+        """Stop at the end of the micro-step, by the deadline at the latest."""
         trainer, now_s = worker.trainer, self._clock.now_s
         if trainer is None:
             return
@@ -189,6 +188,6 @@ class SpotTrainers:
         if trainer is None:
             return
         trained_s = max(self._clock.now_s - trainer.begun_s, 0.0)
-        if stopped:  # what a lost worker learned is replicated in its session, but its own share of a step is not
+        if stopped:  # a lost worker's learning is replicated in its session, but not its share of the present step
             self.micro_steps += trained_s / self._training.micro_step_s
         self.seconds += self._clock.now_s - trainer.since_s

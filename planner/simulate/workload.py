@@ -1,8 +1,8 @@
-"""What a simulated RL step asks for: prompts, how many responses of each, how long they would be and how long they
-become. Owns the draws; the budget, its thresholds and the expected lengths are the policies' own.
+"""The requests of a simulated RL step: prompts, number of responses, and their natural and actual lengths.
 
-The prompts of a step are drawn without repetition from the pool, epoch by epoch, in the pool's order where lengths were
-given. What a budget spends is share * rollouts_per_prompt * the natural length of the step's prompts, as in a run.
+Owns the draws. The budget, its thresholds and the expected lengths are the policies' own. A step's prompts are drawn
+without repetition from the pool, epoch by epoch; with given lengths, in the pool's order. A budget spends share *
+rollouts_per_prompt * the natural length of the step's prompts, as in a run.
 """
 
 from dataclasses import dataclass, field
@@ -24,18 +24,18 @@ from policies.token_budget.window import LengthWindow
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One response."""
+    """One requested response."""
 
     prompt: int
-    tokens: int  # it will have
+    tokens: int  # its final length
     expected: float
     given_up: bool = False
-    put_off: bool = False  # by its round: it ends here, and is not learned from
+    put_off: bool = False  # by its round: it ends here, and is not trained on
 
 
 @dataclass(slots=True, kw_only=True)
 class Workload:
-    """Of a run; deterministic by its seed."""
+    """The workload of a run; deterministic by its seed."""
 
     scenario: Scenario
     _draws: LengthDraws = field(init=False)
@@ -44,15 +44,15 @@ class Workload:
     _steps: int = 0
     _solved: NDArray[np.float64] = field(init=False)  # [pool] probability of a reward
     _lengths: LengthModel = field(init=False)
-    _order: list[int] = field(default_factory=list)  # of the epoch, what is left of it
+    _order: list[int] = field(default_factory=list)  # the rest of the epoch's order
     _costs: ExpectedLengths = field(init=False)
     _spread: SpreadModel = field(default_factory=SpreadModel)
     _late: LateModel = field(default_factory=LateModel)
     _window: LengthWindow = field(init=False)
     _ended: int = 0
-    _rounds: Rounds | None = None  # None: all that is sampled is learned from
-    _taken: int = 0  # prompts, of the rounds' order
-    _put_off: dict[Turn, list[int]] = field(default_factory=dict)  # lengths that were drawn
+    _rounds: Rounds | None = None  # None: all groups are trained on
+    _taken: int = 0  # prompts of the rounds' order
+    _put_off: dict[Turn, list[int]] = field(default_factory=dict)  # lengths drawn already
 
     def __post_init__(self) -> None:
         given, asked = self.scenario.lengths, self.scenario.workload
@@ -60,7 +60,7 @@ class Workload:
         self._pool = len(self._draws.groups) if isinstance(self._draws, GivenDraws) else asked.pool
         seed = self.scenario.seed
         self._rng = np.random.default_rng([seed, 2])
-        spread = 2.0  # of the Beta distribution of how often prompts are solved
+        spread = 2.0  # of the Beta distribution of prompts' success rates
         mean = min(max(asked.solved, 1e-6), 1 - 1e-6)
         self._solved = np.random.default_rng([seed, 8]).beta(mean * spread, (1 - mean) * spread, self._pool)
         self._lengths = LengthModel(given.max_tokens / 2)
@@ -91,7 +91,7 @@ class Workload:
         return self.scenario.budget.on or (abort.enabled and abort.keep == "auto")
 
     def step(self) -> list[Asked]:
-        """The next step's responses, by prompt."""
+        """Return the next step's responses, by prompt."""
         if self._rounds is not None:
             self._steps += 1
             return self._round(self._rounds)
@@ -123,9 +123,9 @@ class Workload:
         return found
 
     def _round(self, rounds: Rounds) -> list[Asked]:
-        """Of a round by length. Those that are put off end when their groups are out: no response is longer than the
-        longest that is learned from and the mark. In their later round they are sampled anew: of early text nothing
-        is assumed to stand."""
+        """Return the responses of a round by length. Postponed groups end when they are out: no response is longer than
+        the longest one trained on and the mark. In their later round they are sampled again; early text is assumed
+        useless."""
         plan = rounds.plan(self._turns)
         natural = [self._put_off.pop(turn, []) or self._drawn(turn) for turn in plan.turns]
         chosen, long, most = list(range(len(natural))), list[int](), self.scenario.lengths.max_tokens
@@ -206,7 +206,7 @@ class Workload:
     def _cut(
         self, prompt: int, tokens: int, expected: float, late: int | None, keep: float, coin: NDArray[np.float64]
     ) -> Asked:
-        """A late response is given up unless its answer would come, or its coin says otherwise."""
+        """Cut a late response that is given up: one without a later answer whose coin decides against it."""
         if late is None or tokens <= late:
             return Asked(prompt, tokens, expected)
         given_up = bool(coin[0] < self.scenario.hopeless and coin[1] >= keep)

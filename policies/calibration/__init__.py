@@ -1,1 +1,1 @@
-"""What a pass and a draft cost on this device with this model: measured, fitted, corrected while an engine runs."""
+"""Costs of a pass and a draft on this device with this model: measured, fitted, corrected while an engine runs."""

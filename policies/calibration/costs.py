@@ -1,9 +1,11 @@
-"""What a step costs on this device with this model: its pass, its drafts, times what everything here takes longer than
-it did. Owns that drift; reads no clock and no file, and knows of strategies only how deep which drafter drafts.
+"""The cost of an engine step on this device with this model: its pass plus its drafts, times a drift.
 
-Three speeds of learning, so that each cause finds its place: the drift moves within some dozens of steps and is one
-factor for everything; a shape of passes moves slowly once it was measured often, and only by what is its own, beyond
-what all steps lately have in common; the roofline below hardly at all.
+The drift is how much slower everything here runs now than when it was measured. Owns the drift. Reads no clock and no
+file. It uses only the drafter and the depth of a strategy.
+
+Three learning rates separate the causes. The drift, one factor for everything, moves within some dozens of steps. A
+well-measured shape of passes moves slowly, and only by its own deviation, beyond what all recent steps have in common.
+The roofline below hardly moves at all.
 """
 
 import math
@@ -16,48 +18,49 @@ from policies.calibration.roofline import FreeRows
 from policies.calibration.typical import Typical
 from policies.steps import StepOutcome
 
-_DRIFT_GAIN, _COMMON_GAIN = 1 / 12, 1 / 8  # by how much a surprise moves the drift, and what surprises have in common
-# Steps are learned from together, at the latest so many; of equal ones at most _LIKE, evenly spaced: a step of a small
-# model takes little longer than to learn from it. Of all where those surprise by such a logarithm.
+_DRIFT_GAIN, _COMMON_GAIN = 1 / 12, 1 / 8  # weight of a surprise in the drift, and in the recent surprises' common part
+# Steps are learned in batches of at most _TOGETHER. Of equal steps at most _LIKE are used, evenly spaced: a step of a
+# small model takes little longer than learning from it. All are used if their mean surprise exceeds _SURPRISED, a
+# logarithm.
 _TOGETHER, _LIKE, _SURPRISED = 64, 4, 0.05
 
 
 class CostModel:
-    """Of one engine. Right from the first step with a calibration; without, from the first measurements: until then
-    `free` says what more rows cost on such a device."""
+    """The costs of one engine. With a calibration it is accurate from the first step; without, from the first
+    measurements. Until then `free` estimates what more rows cost on such a device."""
 
     def __init__(self, calibration: Calibration | None = None, free: FreeRows | None = None) -> None:
         self._passes, self._drafts = PassCosts(calibration, free), DraftCosts(calibration)
         self.free_rows = (free or FreeRows()).rows  # of such a device, whatever was measured since
         self._switches: dict[str, Typical] = {}
-        self._late: dict[str, tuple[Strategy, int, float]] = {}  # by drafter: a late draft before its usual ones
+        self._late: dict[str, tuple[Strategy, int, float]] = {}  # by drafter: a late draft seen before its usual ones
         self._drift, self._factor = 0.0, 1.0  # a logarithm and its exponential
-        self._common = 0.0  # of the surprises of late, a logarithm
+        self._common = 0.0  # common part of recent surprises, a logarithm
         self._steps: list[StepOutcome] = []  # not learned from yet
 
     @property
     def drift(self) -> float:
-        """By how much steps lately took longer than the model says of this machine: 1.0 is none, 1.5 half as long
-        again. Predictions have it in them."""
+        """How much longer recent steps took than the model predicts for this machine: 1.0 is none, 1.5 is 50 % longer.
+        Predictions include it."""
         self._learn()
         return self._factor
 
     def step_s(self, requests: int, rows: int, context_tokens: int) -> float | None:
-        """Seconds of an engine step that computes `rows` rows for `requests` >= 1 requests, without its drafting; None
-        before anything is known. context_tokens: of all requests together."""
+        """Return the seconds of an engine step that computes `rows` rows for `requests` >= 1 requests, without
+        drafting. None before anything is known. context_tokens: of all requests together."""
         if self._steps:
             self._learn()
         seconds = self._passes.at(requests, rows, context_tokens)
         return None if seconds is None else seconds * self._factor
 
     def known_s(self, requests: int, rows: int, context_tokens: int) -> float | None:
-        """`step_s` without what was observed since the last question: telemetry asks after every step."""
+        """Return `step_s` without learning from pending observations: telemetry asks after every step."""
         seconds = self._passes.at(requests, rows, context_tokens)
         return None if seconds is None else seconds * self._factor
 
     def draft_s(self, strategy: Strategy, requests: int) -> float | None:
-        """Seconds of drafting so for `requests` >= 1 requests; 0.0 of plain decoding; None: neither calibrated nor
-        measured."""
+        """Return the seconds of drafting for `requests` >= 1 requests; 0.0 for plain decoding; None if neither
+        calibrated nor measured."""
         if strategy.depth == 0:
             return 0.0
         if self._steps:
@@ -70,14 +73,14 @@ class CostModel:
         return self._drafts.timed(drafter)
 
     def switch_s(self, drafter: str) -> float | None:
-        """Seconds that the drafter's first step takes beyond its usual ones, after others drafted; None: not seen."""
+        """Return the extra seconds of the drafter's first step after others drafted; None if not seen."""
         self._learn()
         switch = self._switches.get(drafter)
         return None if switch is None else math.exp(switch.value) * self._factor
 
     def expected_s(self, step: StepOutcome) -> float | None:
-        """Seconds that the step should have taken, with the rows it had and what it drafted with; None: not known. By
-        what was learned so far, without what was observed since the last question."""
+        """Return the expected seconds of the step, given its rows and its drafts; None if unknown. Does not learn from
+        pending observations."""
         load, strategy = step.load, step.strategy
         seconds = self._passes.at(load.running, step.rows, load.context_tokens)
         if seconds is not None and strategy.depth:
@@ -86,7 +89,7 @@ class CostModel:
         return None if seconds is None else seconds * self._factor
 
     def observe(self, step: StepOutcome) -> None:
-        """A step of any kind: learned from before the next question is answered."""
+        """Add a step of any kind. It is learned from before the next prediction."""
         self._steps.append(step)
         if len(self._steps) >= _TOGETHER:
             self._learn()
@@ -113,14 +116,14 @@ class CostModel:
                         self._take(step)
 
     def _take(self, step: StepOutcome) -> float:
-        """Some microseconds, and a fit of a millisecond after 4, 8, 16 ... Returns by how much it took longer than was
-        to be expected, as a logarithm."""
+        """Learn from one step: some microseconds, plus a fit of about a millisecond after 4, 8, 16 ... steps. Returns
+        how much longer than expected it took, as a logarithm."""
         load, rows = step.load, step.rows
-        requests = max(load.running, 1)  # none: prompts alone
+        requests = max(load.running, 1)  # 0: prompts alone
         usual, late = step.is_usual, step.caught_up
         seconds = step.elapsed_s - step.draft_s
         if not (usual or late or step.prompt_tokens) or seconds <= 0.0:
-            return 0.0  # new weights, a captured graph; a coarse clock
+            return 0.0  # new weights, a captured graph, or a coarse clock
         passes, sure = self._passes, usual or late
         context_tokens, common = load.context_tokens, self._common
         surprise = passes.add(requests, rows, context_tokens, seconds / self._factor, sure=sure, common=common)
@@ -146,7 +149,7 @@ class CostModel:
         self._switches.setdefault(strategy.drafter, Typical()).add(math.log(switch_s))
 
     def refined(self, key: CalibrationKey) -> Calibration:
-        """What to keep for the next run: everything measured, without the drift of this one."""
+        """Return the calibration to keep for the next run: all measurements, without this run's drift."""
         self._learn()
         drafts: tuple[DraftCost, ...] = tuple(self._drafts.measured())
         return Calibration(key=key, passes=tuple(self._passes.measured()), drafts=drafts, fitted=self._passes.roofline)

@@ -1,6 +1,6 @@
-"""A calibration as a file: what was measured on a device with a model, and what was fitted to it.
+"""A calibration as a file: measurements on a device with a model, and the roofline fitted to them.
 
-Owns the schema, its version and what becomes of a file that is another machine's or damaged. Measures nothing.
+Owns the schema, its version, and the treatment of damaged files and those of other machines. Measures nothing.
 """
 
 import json
@@ -12,25 +12,25 @@ from pydantic import BaseModel, Field, ValidationError
 
 from policies.calibration.roofline import MeasuredPass, Roofline, fit_roofline
 
-FEW = 5  # measurements from which on a typical time is sure
-MOST = 1000  # that count of one shape
+FEW = 5  # measurements that make a typical time certain
+MOST = 1000  # measurements counted of one shape, at most
 VERSION: Literal[1] = 1
 _Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class CalibrationRefusedError(ValueError):
-    """A calibration of another model, precision or device, or of another version."""
+    """The calibration is of another model, precision or device, or of another version."""
 
 
 class CalibrationKey(BaseModel, frozen=True, extra="forbid"):
-    """What times depend on. Two that differ in any field have nothing to say about each other."""
+    """The conditions on which times depend. Calibrations that differ in any field are not comparable."""
 
     model: str  # its shape
     precision: str  # dtype and quantization
     device: str  # processor, instruction set and threads, or the GPU's name
 
     def differences(self, other: "CalibrationKey") -> list[str]:
-        """A line per field that differs, with both values."""
+        """Return a line per field that differs, with both values."""
         return [
             f"{name} is {getattr(self, name)!r}, not {getattr(other, name)!r}"
             for name in type(self).model_fields
@@ -55,7 +55,7 @@ class PassCost(BaseModel, frozen=True, extra="forbid"):
 class DraftCost(BaseModel, frozen=True, extra="forbid"):
     """Drafting for one step, all requests together."""
 
-    strategy: str = Field(pattern=r"^\w+:[1-9]\d*(x\d+/\d+)?$")  # as its text: suffix:8, eagle:4x2/12
+    strategy: str = Field(pattern=r"^\w+:[1-9]\d*(x\d+/\d+)?$")  # its text form: suffix:8, eagle:4x2/12
     requests: int = Field(ge=1)
     seconds: _Seconds
     count: int = Field(default=1, ge=1)
@@ -70,25 +70,25 @@ class DraftCost(BaseModel, frozen=True, extra="forbid"):
 
 
 class Calibration(BaseModel, frozen=True, extra="forbid"):
-    """Everything that is kept between runs."""
+    """All that is kept between runs."""
 
     version: Literal[1] = VERSION
     key: CalibrationKey
     passes: tuple[PassCost, ...] = ()
     drafts: tuple[DraftCost, ...] = ()
-    fitted: Roofline | None = None  # None: to be fitted to the passes
+    fitted: Roofline | None = None  # None: still to be fitted to the passes
 
     @classmethod
     def measured(
         cls, key: CalibrationKey, passes: Iterable[PassCost], drafts: Iterable[DraftCost] = ()
     ) -> "Calibration":
-        """With the roofline fitted to the passes, if there are any."""
+        """Make a calibration with the roofline fitted to the passes, if there are any."""
         passes = tuple(passes)
         fitted = fit_roofline([one.measured for one in passes]) if passes else None
         return cls(key=key, passes=passes, drafts=tuple(drafts), fitted=fitted)
 
     def save(self, path: Path) -> None:
-        """Whole or not at all."""
+        """Write the file atomically."""
         path.parent.mkdir(parents=True, exist_ok=True)
         beside = path.with_name(f".{path.name}.new")
         beside.write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
@@ -96,9 +96,10 @@ class Calibration(BaseModel, frozen=True, extra="forbid"):
 
     @classmethod
     def load(cls, path: Path, key: CalibrationKey) -> "Calibration | None":
-        """That of `path`; None: there is none, or what lay there was damaged and is now beside it, as NAME.corrupt.
+        """Load the calibration at `path`. None if there is none, or if it was damaged; a damaged one is renamed to
+        NAME.corrupt.
 
-        Raises CalibrationRefusedError for one of another key or version, and OSError for what cannot be read.
+        Raises CalibrationRefusedError for one of another key or version, and OSError for an unreadable one.
         """
         try:
             text = path.read_bytes().decode("utf-8")

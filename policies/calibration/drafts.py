@@ -1,8 +1,8 @@
-"""Seconds that drafters take, by strategy and requests. Owns the estimate; knows no passes and no drift.
+"""Seconds of drafting, by strategy and requests. Owns the estimate; excludes passes and drift.
 
     draft = fixed + each * requests + depth * (level + level_each * requests), all at least 0
 
-fitted per drafter to relative errors, times what a strategy was measured to differ from it.
+fitted per drafter to relative errors, times a strategy's measured deviation from it.
 """
 
 import math
@@ -13,10 +13,10 @@ from config.strategy import Strategy
 from policies.calibration.document import FEW, MOST, Calibration, DraftCost
 from policies.calibration.typical import Typical
 
-_PRIOR = 0.02  # weight of an even split of the causes, against a measurement's 1
-_NEAR = 0.35  # of a logarithm of requests: measurements further away say half as much
+_PRIOR = 0.02  # weight of an even split of the terms, against a measurement's 1
+_NEAR = 0.35  # of a logarithm of requests: measurements further away have a smaller weight
 _LEAST_S = 1e-8
-_LAST_FIT = 4096  # measurements at most between two fits
+_LAST_FIT = 4096  # most measurements between two fits
 _Prices = tuple[float, float, float, float]  # fixed, each, level, level_each
 
 
@@ -40,7 +40,7 @@ class _Drafter:
 
 
 class DraftCosts:
-    """By drafter."""
+    """The costs by drafter."""
 
     def __init__(self, calibration: Calibration | None = None) -> None:
         self._drafters: dict[str, _Drafter] = {}
@@ -55,7 +55,7 @@ class DraftCosts:
             drafter.fit_at = 64
 
     def add(self, strategy: Strategy, requests: int, seconds: float) -> None:
-        """A step drafted for `requests` requests."""
+        """Add a step that drafted for `requests` requests."""
         drafter = self._drafters.setdefault(strategy.drafter, _Drafter())
         cells = drafter.cells.setdefault(str(strategy), {})
         cell = cells.get(requests)
@@ -67,11 +67,11 @@ class DraftCosts:
         if drafter.seen >= drafter.fit_at:
             drafter.fit()
             self._cache.clear()
-        elif cell.usual.value != before:  # other loads of the strategy see it later
+        elif cell.usual.value != before:  # other loads of the strategy use it after the next fit
             self._cache.pop((strategy, requests), None)
 
     def at(self, strategy: Strategy, requests: int) -> float | None:
-        """Seconds; None: nothing of the drafter was measured."""
+        """Return the seconds; None if nothing of the drafter was measured."""
         key = strategy, requests
         try:
             return self._cache[key]
@@ -85,7 +85,7 @@ class DraftCosts:
         return 0 if found is None else found.seen
 
     def measured(self) -> Iterator[DraftCost]:
-        """Everything."""
+        """Yield all measurements."""
         for drafter in self._drafters.values():
             for strategy, cells in drafter.cells.items():
                 for requests, cell in cells.items():
@@ -114,7 +114,8 @@ def _price(prices: _Prices, depth: int, requests: int) -> float:
 
 
 def _fit(cells: Sequence[_Cell]) -> _Prices:
-    """Non-negative least squares of relative errors, held by an even split of the causes: coordinate descent."""
+    """Fit the prices by non-negative least squares on relative errors, regularised toward an even split of the terms.
+    Solved by coordinate descent."""
     rows = [
         (
             [cause / math.exp(cell.usual.value) for cause in _causes(cell.depth, cell.requests)],
@@ -122,7 +123,7 @@ def _fit(cells: Sequence[_Cell]) -> _Prices:
         )
         for cell in cells
     ]
-    middle = [math.exp(-sum(math.log(row[i]) for row, _ in rows) / len(rows)) for i in range(4)]  # seconds per cause
+    middle = [math.exp(-sum(math.log(row[i]) for row, _ in rows) / len(rows)) for i in range(4)]  # seconds per term
     prior = [0.25 * value for value in middle]
     held = [_PRIOR * len(rows) / value**2 for value in prior]
     square = [[sum(w * row[i] * row[j] for row, w in rows) for j in range(4)] for i in range(4)]

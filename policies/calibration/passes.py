@@ -1,8 +1,7 @@
-"""Seconds that passes take, by requests, rows and context: a roofline, times what passes of that shape were measured to
-differ from it. Owns both; knows no drift and no drafts.
+"""Seconds of passes, by requests, rows and context: a roofline times a measured deviation of that shape.
 
-A shape's difference moves with its first measurements and slowly afterwards. The roofline is fitted again ever more
-rarely, and moves only what no measurement is near to.
+Owns both; excludes drift and drafts. A shape's deviation moves with its first measurements, and slowly afterwards. The
+roofline is fitted again at growing intervals, and moves only shapes without nearby measurements.
 """
 
 import math
@@ -16,34 +15,34 @@ from policies.calibration.roofline import FreeRows, MeasuredPass, Roofline, fit_
 from policies.calibration.solve import FloatArray
 from policies.calibration.typical import Typical
 
-CLIP = 0.25  # of a logarithm: what a step that was interrupted counts at most
-_SETTLED = 64  # measurements of a shape after which it moves by 1 / so many of a surprise; before, by 1 / measurements
+CLIP = 0.25  # of a logarithm: the most that an interrupted step counts
+_SETTLED = 64  # measurements of a shape after which it moves by 1 / _SETTLED of a surprise; before, by 1 / measurements
 _EXACT_ROWS = 16  # processors compute 1, 2, 4, 8, 16 rows by different code; beyond, eight shapes an octave
-_NEAR, _ACROSS = 0.08, 0.3  # in logarithms of rows: a shape so far away says half; requests count for so much of rows
-_ALONE = 0.2  # of a logarithm: a single time so far from the roofline counts for half
-_DOUBT = 0.05  # weight of no difference from the roofline, against 1 of a measurement of the very shape
-_PROMPT_SURE = 0.3  # a step with prompt rows says so much: it is often the first of its kind, and draws fewer tokens
-_KNOWN = 64  # measurements of which an earlier fit holds a later one
-_FIRST_FIT, _LAST_FIT = 4, 4096  # measurements to the first fit, and at most between two
+_NEAR, _ACROSS = 0.08, 0.3  # in logarithms of rows: distance that halves a weight; factor for requests
+_ALONE = 0.2  # of a logarithm: a single time this far from the roofline has half the weight
+_DOUBT = 0.05  # weight of zero deviation from the roofline, against 1 of a measurement of that very shape
+_PROMPT_SURE = 0.3  # weight of a step with prompt rows: it is often the first of its kind, and draws fewer tokens
+_KNOWN = 64  # measurements after which an earlier fit regularises a later one
+_FIRST_FIT, _LAST_FIT = 4, 4096  # measurements before the first fit, and most between two
 _KEPT = 4096  # entries of a cache
-_MOVED = 0.01  # of a logarithm: so far a shape moves before others see it
-_VALUE = 2  # row of the table
+_MOVED = 0.01  # of a logarithm: change of a shape after which others use it
+_VALUE = 2  # index of the deviations in the table
 
 
 @dataclass(slots=True, kw_only=True)
 class _Shape:
-    """Passes of about as many rows and requests."""
+    """Passes with similar numbers of rows and requests."""
 
     requests: int
     rows: int
     context_tokens: float
-    place: int  # in the table
+    place: int  # column in the table
     usual: Typical = field(default_factory=Typical)  # logarithms of seconds over the roofline's
     sure: float = 1.0
 
     @property
     def weight(self) -> float:
-        """1 at most. A single time far from the roofline may be one that was interrupted."""
+        """The weight, at most 1. A single time far from the roofline may come from an interrupted pass."""
         count, value = self.usual.count, self.usual.value
         return self.sure * (min(count, FEW) if count > 1 else 1 / (1 + (value / _ALONE) ** 2)) / FEW
 
@@ -53,20 +52,20 @@ class _Shape:
 
 
 class PassCosts:
-    """Of one engine."""
+    """The pass costs of one engine."""
 
     def __init__(self, calibration: Calibration | None = None, free: FreeRows | None = None) -> None:
-        """`free`: what is known of the device beforehand, without a calibration."""
+        """`free`: prior knowledge of the device, without a calibration."""
         self.roofline: Roofline | None = None
         self._free = free
         self._shapes: dict[tuple[int, int], _Shape] = {}
         self._exact: dict[tuple[int, int], _Shape] = {}  # by requests and rows
         self._calibrated = calibration is not None and bool(calibration.passes)
-        self._decoded = self._calibrated  # a pass without prompts was measured: they alone do not tell what one takes
+        self._decoded = self._calibrated  # a pass without prompts was measured; prompts alone do not show its cost
         self._seen, self._fit_at = 0, _LAST_FIT if self._calibrated else _FIRST_FIT
         self._lines: dict[tuple[int, int, int], float] = {}  # the roofline's seconds
-        self._factors: dict[tuple[int, int], float] = {}  # by requests and rows: what measured passes differ from it
-        # Of every shape, in order: logarithms of rows and of requests, its difference, its weight.
+        self._factors: dict[tuple[int, int], float] = {}  # by requests and rows: measured deviation from it
+        # Per shape, in order: logarithms of rows and of requests, its deviation, its weight.
         self._table: FloatArray = np.zeros((4, 64))
         if calibration is not None:
             self._start(calibration)
@@ -78,7 +77,7 @@ class PassCosts:
             assert self.roofline is not None
             shape = self._shape(one.requests, one.rows, one.context_tokens)
             difference = math.log(one.seconds / self.roofline.seconds(one.requests, one.rows, one.context_tokens))
-            # Several contexts of one shape: their mean, which the roofline then carries to other contexts.
+            # Several contexts of one shape are averaged; the roofline extrapolates to other contexts.
             total = shape.usual.count + one.count
             shape.usual.value += (difference - shape.usual.value) * one.count / total
             shape.context_tokens += (one.context_tokens - shape.context_tokens) * one.count / total
@@ -88,7 +87,8 @@ class PassCosts:
             self._note(shape)
 
     def at(self, requests: int, rows: int, context_tokens: int) -> float | None:
-        """Seconds, of a context within an eighth; None before a pass without prompts was measured."""
+        """Return the seconds, with the context rounded to an eighth. None before a pass without prompts was
+        measured."""
         if self.roofline is None or not self._decoded:
             return None
         shift = context_tokens.bit_length() - 4
@@ -111,9 +111,9 @@ class PassCosts:
         sure: bool,
         common: float = 0.0,
     ) -> float:
-        """A pass took so long; not `sure`: with prompt chunks. `common`: the logarithm by which all passes lately took
-        longer than was to be expected, which this shape does not learn. Returns by how much this one did, at most
-        CLIP; 0.0 where nothing was expected."""
+        """Add a pass's time. `sure`: without prompt chunks. `common`: the logarithm by which all recent passes exceeded
+        their expectation, which this shape does not learn. Returns the logarithm by which this one did, at most CLIP;
+        0.0 without an expectation."""
         self._seen += 1
         if self.roofline is None:
             self.roofline = fit_roofline([MeasuredPass(requests, rows, context_tokens, seconds)], free=self._free)
@@ -121,10 +121,10 @@ class PassCosts:
         usual, surprise = shape.usual, 0.0
         over = math.log(seconds / self.roofline.seconds(requests, rows, context_tokens))
         replaced = sure and shape.sure < 1.0 and usual.count > 0
-        if replaced:  # what prompts said of it is past
+        if replaced:  # a decoding pass replaces what prompts showed
             usual = shape.usual = Typical()
         if usual.count < FEW:
-            # Of a shape that nothing was measured near, the expectation is a guess: what it is off by is no drift.
+            # Without nearby measurements the expectation is a guess, so its error is no drift.
             if sure and not replaced and self._calibrated:
                 surprise = _clipped(over - math.log(self._factor(requests, rows)))
             if not usual.count:
@@ -133,7 +133,7 @@ class PassCosts:
             self._note(shape)
             if usual.count in (1, FEW):
                 self._factors.clear()
-            else:  # its neighbours see it later
+            else:  # its neighbours use it later
                 self._factors.pop((requests, rows), None)
         elif sure:
             surprise = _clipped(over - usual.value)
@@ -149,7 +149,7 @@ class PassCosts:
         return surprise
 
     def measured(self) -> Iterator[PassCost]:
-        """Every shape."""
+        """Yield the cost of every shape."""
         for shape in self._shapes.values():
             if self.roofline is not None and shape.usual.count:
                 yield PassCost(
@@ -179,7 +179,7 @@ class PassCosts:
         return shape
 
     def _fit(self) -> None:
-        """The roofline anew; what shapes were measured to take stays."""
+        """Fit the roofline again. The measured times of shapes stay."""
         self._fit_at = self._seen + min(self._seen, _LAST_FIT)
         before = self.roofline
         assert before is not None
@@ -188,7 +188,7 @@ class PassCosts:
             MeasuredPass(shape.requests, shape.rows, round(shape.context_tokens), shape.seconds(before), shape.weight)
             for shape in shapes
         ]
-        # An early fit knew next to nothing that could hold a later one.
+        # An early fit had too few measurements to regularise a later one.
         known = self._calibrated or self._seen > _KNOWN
         after = self.roofline = fit_roofline(passes, before if known else None, self._free)
         for shape, one in zip(shapes, passes, strict=True):
@@ -198,12 +198,12 @@ class PassCosts:
         self._factors.clear()
 
     def _note(self, shape: _Shape) -> None:
-        """What is known of it now."""
+        """Write the shape's present state to the table."""
         at = math.log(shape.rows), math.log(shape.requests), shape.usual.value, shape.weight
         self._table[:, shape.place] = at
 
     def _factor(self, requests: int, rows: int) -> float:
-        """By which passes near that shape were measured to differ from the roofline."""
+        """Return the measured deviation from the roofline of passes near that shape, as a factor."""
         key = requests, rows
         factor = self._factors.get(key)
         if factor is None:

@@ -1,11 +1,11 @@
-"""Seconds of one pass by a roofline, in seconds: bytes against arithmetic, and what every request costs besides.
+"""A roofline of one pass, in seconds: memory traffic against arithmetic, plus a cost per request.
 
     memory  = fixed_s + context_s * context tokens          weights and launches; keys and values
     compute = rows * (row_s + pair_s * context / requests)  products; attention
     pass    = (memory^overlap + compute^overlap)^(1 / overlap) + request_s * requests
 
-EfficientRollout's eq. 2 is the limit overlap -> infinity, where one hides the other altogether; at 1 they add up. Owns
-the formula and its fit to measured passes; knows no device.
+EfficientRollout's eq. 2 is the limit overlap -> infinity, where one hides the other entirely; at 1 they add up. Owns
+the formula and its fit to measured passes; has no device data.
 """
 
 import math
@@ -18,15 +18,15 @@ from pydantic import BaseModel, Field
 from policies.calibration.solve import FloatArray, fit_positive
 
 _SPREAD = 0.05  # relative deviation of a well measured pass from the formula
-# Where a fit begins and what holds it while little was measured, with standard deviations of the logarithms.
+# Start and prior of a fit while little was measured, with standard deviations of the logarithms.
 _REQUESTS, _CONTEXT, _PAIR = (100.0, 1.5), (20_000.0, 2.0), (100_000.0, 2.0)
 _OVERLAP = (1.5, 0.4)
 
 
 @dataclass(frozen=True, slots=True)
 class FreeRows:
-    """From how many rows on a pass's arithmetic outweighs its weights, before anything was measured; `spread`: of its
-    logarithm. Of an unknown device: processors have 4 to 16, GPUs 100 to 300."""
+    """The number of rows above which a pass's arithmetic outweighs its weights, as a prior. `spread`: of its logarithm.
+    The default is an unknown device: processors have 4 to 16, GPUs 100 to 300."""
 
     rows: float = 16.0
     spread: float = 1.5
@@ -36,7 +36,7 @@ UNKNOWN_GPU = FreeRows(100.0, 1.0)  # by the peaks 120 to 420, which kernels do 
 
 
 class Roofline(BaseModel, frozen=True, extra="forbid"):
-    """Costs of a pass. All are at least 0, `fixed_s` above."""
+    """Costs of a pass. All are at least 0; `fixed_s` is positive."""
 
     fixed_s: float = Field(gt=0)
     context_s: float = Field(ge=0)
@@ -46,7 +46,8 @@ class Roofline(BaseModel, frozen=True, extra="forbid"):
     overlap: float = Field(default=1.0, ge=1)
 
     def seconds(self, requests: int, rows: int, context_tokens: int) -> float:
-        """Of a pass of `rows` rows for `requests` >= 1 requests that know `context_tokens` together."""
+        """Return the seconds of a pass of `rows` rows for `requests` >= 1 requests with `context_tokens` tokens in
+        total."""
         memory = self.fixed_s + self.context_s * context_tokens
         compute = rows * (self.row_s + self.pair_s * context_tokens / requests)
         high, low = (memory, compute) if memory > compute else (compute, memory)
@@ -55,7 +56,7 @@ class Roofline(BaseModel, frozen=True, extra="forbid"):
 
 @dataclass(frozen=True, slots=True)
 class MeasuredPass:
-    """Typical seconds of passes of that shape, `sure` as many standard deviations of 5 %: 1 after a few."""
+    """Typical seconds of passes of that shape. `sure`: its weight, 1 after a few, as the inverse of a 5 % deviation."""
 
     requests: int
     rows: int
@@ -67,9 +68,9 @@ class MeasuredPass:
 def fit_roofline(
     passes: Sequence[MeasuredPass], start: Roofline | None = None, free: FreeRows | None = None
 ) -> Roofline:
-    """The roofline of least relative error; what the passes do not tell stays near a prior. Needs one pass at least.
-    `start`: an earlier fit, which holds what these passes do not tell, as shapes with a mean context each. `free`: what
-    is known of the device where there is none; None: nothing."""
+    """Fit a roofline of least relative error to at least one pass. Parameters that the passes leave open stay near a
+    prior. `start`: an earlier fit as the prior, since shapes with one mean context each leave much open. `free`: prior
+    knowledge of the device if there is no `start`; None: none."""
     free = free or FreeRows()
     requests, rows, context, seconds, sure = (
         np.array([getattr(one, name) for one in passes], float)
@@ -90,7 +91,7 @@ def fit_roofline(
         compute = rows * (row_s + pair_s * context / requests)
         high, low = np.maximum(memory, compute), np.minimum(memory, compute)
         found = np.log(high * (1 + (low / high) ** overlap) ** (1 / overlap) + request_s * requests)
-        # Prices are held in proportion to the whole pass: a slow machine is slow in all of them.
+        # Prices are regularised relative to the whole pass, since a slow machine is slow in all of them.
         held = at - prior
         held[1:5] -= held[0]
         return np.concatenate(((found - logs) * weights, held / spreads))

@@ -1,4 +1,4 @@
-"""Small non-linear least squares over positive parameters. Knows no costs."""
+"""Small non-linear least squares over positive parameters. Independent of costs."""
 
 from collections.abc import Callable
 
@@ -6,19 +6,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 FloatArray = NDArray[np.float64]
-_STEP = 1e-5  # of a logarithm, for differences
-_FAR = 3.0  # residuals beyond so many standard deviations count for less, without bound
+_STEP = 1e-5  # of a logarithm, for finite differences
+_FAR = 3.0  # residuals beyond this many standard deviations lose weight, without bound
 
 
 def fit_positive(residuals: Callable[[FloatArray], FloatArray], start: FloatArray, rounds: int = 40) -> FloatArray:
-    """Logarithms [P] that make residuals(logarithms) [M] small: Levenberg-Marquardt, with Cauchy's weights beyond 3.
+    """Return logarithms [P] that minimise residuals(logarithms) [M]: Levenberg-Marquardt, with Cauchy's weights beyond
+    3.
 
-    Residuals are in standard deviations; those that hold parameters near a prior belong among them.
+    Residuals are in standard deviations, including those that hold parameters near a prior.
     """
     at, damping = start.astype(float), 1e-2
     found = residuals(at)
     loss = _loss(found)
-    idle = 0  # rounds in sequence that gained little: one alone may be a step that was too long, cut to almost nothing
+    idle = 0  # consecutive rounds with little gain: one alone may be too long a step, cut to almost nothing
     for _ in range(rounds):
         jacobian = np.empty((len(found), len(at)))
         for column in range(len(at)):

@@ -1,4 +1,4 @@
-"""A robust mean of what is measured one after the other."""
+"""A robust running mean of measurements."""
 
 import math
 from dataclasses import dataclass, field
@@ -40,14 +40,15 @@ class Typical:
             self.apart.clear()
 
     def settle(self, count: int) -> None:
-        """Known from before: if from more than a few, as surely as by `count`."""
+        """Take it as known from before. If it has more than a few measurements, it counts as sure as
+        `count` of them."""
         if self.count >= FEW:
             self.count, self.first = max(self.count, count), []
         else:
             self.first = [self.value] * self.count
 
     def move_to(self, value: float) -> None:
-        """Measured against something else."""
+        """Set the value relative to another reference."""
         self.first = [one + value - self.value for one in self.first]
         self.apart = [one + value - self.value for one in self.apart]
         self.value = value

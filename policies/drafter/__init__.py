@@ -1,1 +1,1 @@
-"""Pure decisions about a trained drafter: when it is trained, whether new weights stay. Owns their options."""
+"""Pure decisions about a trained drafter: when to train it, and whether new weights stay. Owns their options."""

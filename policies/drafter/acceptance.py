@@ -1,8 +1,8 @@
-"""Acceptance as counts per strategy. Owns how two of them are compared, and when a difference is no chance; decides
+"""Acceptance as counts per strategy: how two tallies are compared, and when a difference is significant. Decides
 nothing.
 
-A chain of two is accepted more often than a tree of twelve by the same drafter: only equal strategies are compared, and
-what the engine happened to choose cannot look like a drafter that got better or worse.
+The same drafter's chain of two is accepted more often than its tree of twelve. So only equal strategies are compared,
+and the engine's choice of strategies cannot look like a better or worse drafter.
 """
 
 import math
@@ -19,14 +19,14 @@ Counts = tuple[int, int]  # (drafted, accepted) tokens
 class Comparison:
     """Acceptance now against acceptance before, over the strategies that both used.
 
-    Strategies count by the Mantel-Haenszel weights n1 n0 / (n1 + n0): one of which either side has seen little says
-    little. Tokens of one draft stand or fall together, so a whole draft is one observation; whatever happens inside it,
-    its accepted share lies in [0, 1], and its variance is at most r (1 - r).
+    Strategies count by the Mantel-Haenszel weights n1 n0 / (n1 + n0), so one with little data on either side has little
+    weight. Tokens of one draft depend on each other, so a whole draft is one observation. Its accepted share r lies in
+    [0, 1], so its variance is at most r (1 - r).
     """
 
     level: float  # acceptance now as a share of that before
     error: float  # its standard error
-    sigmas: float  # how far it lies above the `share` that was asked for, in standard errors
+    sigmas: float  # its distance above the given `share`, in standard errors
 
 
 @dataclass(slots=True)
@@ -36,7 +36,7 @@ class AcceptanceTally:
     counts: dict[str, Counts] = field(default_factory=dict)
 
     def add(self, strategy: str, drafted: int, accepted: int) -> None:
-        """Raises ValueError unless 0 <= accepted <= drafted."""
+        """Add counts. Raises ValueError unless 0 <= accepted <= drafted."""
         if not 0 <= accepted <= drafted:
             raise ValueError(f"{strategy}: {accepted} of {drafted} drafted tokens cannot be accepted")
         before = self.counts.get(strategy, (0, 0))
@@ -47,18 +47,18 @@ class AcceptanceTally:
         return sum(drafted for drafted, _ in self.counts.values())
 
     def with_(self, other: "AcceptanceTally") -> "AcceptanceTally":
-        """Both together."""
+        """Return the sum of both."""
         both = AcceptanceTally(dict(self.counts))
         for name, (drafted, accepted) in other.counts.items():
             both.add(name, drafted, accepted)
         return both
 
     def faded(self) -> "AcceptanceTally":
-        """Half of it: what was measured long ago counts less and less."""
+        """Return half of the counts, so that old measurements lose weight."""
         return AcceptanceTally({name: (d // 2, min(a // 2, d // 2)) for name, (d, a) in self.counts.items() if d > 1})
 
     def against(self, before: "AcceptanceTally", share: float = 1.0) -> Comparison | None:
-        """None: there is no strategy that both used, or of those nothing was ever accepted."""
+        """Compare with an earlier tally. None if no strategy is in both, or none was ever accepted in either."""
         score = variance = now_rate = before_rate = 0.0
         for name in sorted(self.counts.keys() & before.counts.keys()):
             now, then = _Rate.of(name, *self.counts[name]), _Rate.of(name, *before.counts[name])
@@ -71,7 +71,7 @@ class AcceptanceTally:
             variance += weight**2 * (now.variance + share**2 * then.variance)
         if not now_rate and not before_rate:
             return None
-        if not before_rate:  # All is better than nothing, but by how much no number says.
+        if not before_rate:  # any acceptance is better, but there is no ratio to none
             return Comparison(math.inf, math.inf, score / math.sqrt(variance))
         return Comparison(now_rate / before_rate, math.sqrt(variance) / before_rate, score / math.sqrt(variance))
 
@@ -87,7 +87,7 @@ class AcceptanceTally:
 class _Rate:
     drafts: float
     share: float  # accepted of drafted tokens
-    variance: float  # of `share`, at most
+    variance: float  # of `share`, upper bound
 
     @classmethod
     def of(cls, strategy: str, drafted: int, accepted: int) -> "_Rate":
@@ -95,5 +95,5 @@ class _Rate:
         if not drafts:
             return cls(0.0, 0.0, 0.0)
         share = accepted / drafted
-        likely = (share * drafts + 1) / (drafts + 2)  # few drafts that all failed do not make a certainty
+        likely = (share * drafts + 1) / (drafts + 2)  # few failed drafts are no certainty
         return cls(drafts, share, likely * (1 - likely) / drafts)

@@ -1,8 +1,8 @@
-"""Whether weights that were just swapped may stay. Pure: it counts what others measure, and never moves a weight.
+"""Whether newly swapped weights may stay. Pure: it counts reported measurements, and never moves a weight.
 
-A drafter whose weights are garbage changes no token; it only makes every step slow, and nobody notices. So after each
-swap, of the drafter or of the target, acceptance is compared with what it was before: strategy by strategy, and only
-what chance does not explain counts. What one RL step leaves undecided, the next ones add to.
+Garbage drafter weights change no token. They only make every step slow, which no one notices. So after each swap, of
+the drafter or of the target, acceptance is compared with that before it, strategy by strategy. Only significant
+differences count. If one RL step does not settle it, the next ones add to it.
 """
 
 from enum import StrEnum
@@ -12,32 +12,32 @@ from config.drafter import CanaryOptions
 from policies.drafter.acceptance import AcceptanceTally
 from policies.drafter.lineage import returning
 
-BAD_SIGMAS = 3.0  # below the floor: one in 740 by chance, and a trial is looked at 5 times
+BAD_SIGMAS = 3.0  # below the floor: one in 740 by chance, and a trial is tested 5 times
 GOOD_SIGMAS = 2.0  # above the floor
-MAX_WAIT = 16  # times min_drafted; what takes more to be judged is too near the floor, or too low, to lose much
+MAX_WAIT = 16  # times min_drafted; a trial that needs more is too near the floor, or too low, to lose much
 
 
 class CanaryVerdict(StrEnum):
     WAIT = "wait"  # not enough was drafted, or nothing was swapped
     PASS = "pass"  # once per trial
     ROLL_BACK = "roll_back"  # once, for a drafter's version: hand out `version`, the last that passed, renumbered
-    COLLAPSED = "collapsed"  # once, after a swap of the target alone: there is nothing to go back to
+    COLLAPSED = "collapsed"  # once, after a swap of the target alone: there is nothing to roll back to
 
 
 class Canary:
     """Watches one drafter, whose versions are numbered as in `policies.drafter.lineage`.
 
-    A swap begins a trial; swaps during a trial of the drafter belong to it, so that versions that draft little each are
-    judged together. It is looked at when `min_drafted` tokens were drafted, and whenever they have doubled: who looks
-    often finds faults that are none. After COLLAPSED the version stays, training is what helps, and it is judged no
-    further until the next swap.
+    A swap begins a trial. Swaps during a trial of the drafter belong to it, so that versions with few drafts each are
+    judged together. It is tested when `min_drafted` tokens were drafted, and at each doubling, since frequent tests
+    find false positives. After COLLAPSED the version stays, since only training helps. It is not judged again until the
+    next swap.
     """
 
     def __init__(self, options: CanaryOptions, version: int = 0) -> None:
-        """`version`: what the engines draft with now; it is trusted."""
+        """`version`: what the engines draft with now; it counts as good."""
         self._options = options
         self._good = self._current = self._newest = version
-        self._reference = AcceptanceTally()  # before the swap; older swaps count less
+        self._reference = AcceptanceTally()  # before the swap; older swaps have less weight
         self._tally = AcceptanceTally()  # since the swap
         self._look_at = options.min_drafted  # drafted tokens
         self._on_trial = False
@@ -45,27 +45,27 @@ class Canary:
 
     @property
     def version(self) -> int:
-        """What engines are to draft with."""
+        """The version that engines must draft with."""
         return self._current
 
     @property
     def good(self) -> int:
-        """The last version that passed: what a roll-back brings, under a new number."""
+        """The last version that passed. A roll-back restores it, under a new number."""
         return self._good
 
     @property
     def newest(self) -> int:
-        """The largest version there was: what is not above it is not handed out."""
+        """The largest version so far. Only larger ones are handed out."""
         return self._newest
 
     @property
     def rolled_back(self) -> tuple[int, ...]:
-        """Versions that were taken back, in order."""
+        """The versions that were rolled back, in order."""
         return tuple(self._rolled_back)
 
     def offer(self, version: int) -> bool:
-        """A trainer has weights of `version`. True: hand them out, they are on trial; False: they were offered before,
-        are older than some that were, or come of a lineage that was given up."""
+        """Offer weights of `version` from a trainer. Returns true if they are to be handed out, on trial. False if they
+        were offered before, are older, or belong to an abandoned lineage."""
         if version <= self._newest:
             return False
         if self._current == self._good:
@@ -74,26 +74,26 @@ class Canary:
         return True
 
     def trust(self, version: int) -> None:
-        """What the engines had is lost, and these weights take its place: there is nothing to compare them with."""
+        """Accept these weights without comparison, since those that the engines had are lost."""
         self._good = self._current = self._newest = version
         self._reference, self._tally, self._on_trial = AcceptanceTally(), AcceptanceTally(), False
 
     def new_target(self) -> None:
-        """The target's weights were swapped. What is on trial stays on trial, with what it has done so far; else the
-        drafter is on trial again."""
+        """Note a swap of the target's weights. A trial in progress continues with its counts; otherwise a new one
+        begins."""
         if not self._on_trial:
             self._begin_trial()
 
     def observe(self, version: int, strategy: str, drafted: int, accepted: int) -> CanaryVerdict:
-        """Drafted and accepted tokens of engine steps under `version`; of other versions than the current one they are
-        late, and left out."""
+        """Add drafted and accepted tokens of engine steps under `version`. Counts of other versions than the current
+        one are late, and ignored."""
         if version != self._current:
             return CanaryVerdict.WAIT
         self._tally.add(strategy, drafted, accepted)
         return self._judge() if self._on_trial else CanaryVerdict.WAIT
 
     def _begin_trial(self) -> None:
-        """What the good version has done until now is what the next swap is compared with."""
+        """Begin a trial. The good version's counts so far become the reference for it."""
         if self._tally.drafted:
             self._reference = self._reference.faded().with_(self._tally)
         self._tally, self._look_at, self._on_trial = AcceptanceTally(), self._options.min_drafted, True
@@ -128,7 +128,7 @@ class Canary:
         return CanaryVerdict.ROLL_BACK
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint, JSON."""
+        """Return the state for a checkpoint, as JSON."""
         return {
             "good": self._good,
             "current": self._current,

@@ -1,6 +1,7 @@
-"""When the drafter is trained: acceptance has fallen from its best, at most once in so many RL steps. Pure.
+"""When to train the drafter: if acceptance has fallen from its best, with a minimum of RL steps in between. Pure.
 
-TLT 6.4: training at every RL step is not needed, once in ten kept the accuracy. Here the measured acceptance decides.
+TLT 6.4: training at every RL step is not needed; once in ten steps kept the accuracy. Here the measured acceptance
+decides.
 """
 
 from typing import Any
@@ -8,22 +9,24 @@ from typing import Any
 from policies.drafter.acceptance import AcceptanceTally
 
 MIN_DRAFTED = 256  # drafted tokens of the first measurement
-HARDLY = 64  # drafted tokens; a drafter with fewer since its training is one that nobody asks
-SURE_SIGMAS = 4.0  # of a fall: a long run looks hundreds of times
-BLOCK_SIGMAS = 4.0  # that a fall by `drift` amounts to when a measurement is complete
+HARDLY = 64  # drafted tokens; a drafter with fewer since its training is not being chosen
+SURE_SIGMAS = 4.0  # of a fall: a long run tests hundreds of times
+BLOCK_SIGMAS = 4.0  # size of a fall by `drift` in a complete measurement
 
 
 class DriftMonitor:
-    """Counts of one drafter go in as engines report them; `due` says whether idle time of an RL step is for training.
+    """Takes one drafter's counts as engines report them. `due` decides whether an RL step's idle time is for training.
 
-    drift: train when acceptance is, not by chance, at most (1 - drift) of its best since the last training; 0: always.
-    every_steps: RL steps from one training to the next, at least.
-    A drafter that was never trained is due, and so is one that a whole RL step after `every_steps` has hardly drafted
-    since its last training: a chooser that no longer asks it has found it bad.
+    - drift: train when acceptance has fallen significantly, to at most (1 - drift) of its best since the last training;
+      0: always.
+    - every_steps: minimum of RL steps from one training to the next.
 
-    A measurement is compared with the best one before when it has MIN_DRAFTED tokens, and whenever they have doubled.
-    It is complete when a fall by `drift` would be BLOCK_SIGMAS standard errors; until then only a fall of SURE_SIGMAS
-    counts, and one as large as the best joins it: a best that rests on few tokens is luck.
+    A drafter that was never trained is due. So is one that has hardly drafted since its last training, once
+    `every_steps` and one more RL step have passed: the chooser has found it bad.
+
+    A measurement is compared with the best earlier one at MIN_DRAFTED tokens, and at each doubling. It is complete when
+    a fall by `drift` would be BLOCK_SIGMAS standard errors. Until then only a fall of SURE_SIGMAS counts. A measurement
+    with as many tokens as the best is merged into it, since a best of few tokens may be luck.
     """
 
     def __init__(self, drift: float, every_steps: int, *, min_drafted: int = MIN_DRAFTED) -> None:
@@ -36,7 +39,7 @@ class DriftMonitor:
 
     def _forget(self) -> None:
         self._best = AcceptanceTally()  # since the last training
-        self._tally = AcceptanceTally()  # since the last comparison that settled something
+        self._tally = AcceptanceTally()  # since the last conclusive comparison
         self._look_at = self._min_drafted
         self._level: float | None = None
         self._fallen = False
@@ -47,7 +50,7 @@ class DriftMonitor:
         return self._level
 
     def observe(self, strategy: str, drafted: int, accepted: int) -> None:
-        """What `strategy` did since the last call."""
+        """Add the counts of `strategy` since the last call."""
         self._tally.add(strategy, drafted, accepted)
         if self._tally.drafted >= self._look_at:
             self._look()
@@ -75,7 +78,7 @@ class DriftMonitor:
         self._best, self._tally, self._look_at = best, AcceptanceTally(), self._min_drafted
 
     def demand(self) -> None:
-        """Training is due, whatever was measured and however long ago the last one was: the drafter has collapsed."""
+        """Make training due regardless of measurements and time, since the drafter has collapsed."""
         self._demanded = True
 
     def due(self, step: int) -> bool:
@@ -89,12 +92,12 @@ class DriftMonitor:
         return self._fallen or (hardly and steps > self._every)
 
     def trained(self, step: int) -> None:
-        """The drafter learned something during RL step `step`: its best is measured anew."""
+        """Note that the drafter was trained during RL step `step`. Its best is measured anew."""
         self._trained_at, self._demanded = step, False
         self._forget()
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint, JSON."""
+        """Return the state for a checkpoint, as JSON."""
         return {
             "trained_at": self._trained_at,
             "demanded": self._demanded,

@@ -1,18 +1,18 @@
-"""How the versions of a drafter are numbered. Owns the one number that orders them.
+"""The numbering of a drafter's versions. Owns the one number that orders them.
 
-A version is the micro-steps that its weights have had, in one lineage. A roll-back begins the next lineage: the weights
-that come back get a number above everything that was made of the bad ones, or still will be by those who have not heard
-of it. So the larger number is always the newer one, and what comes late of a lineage that was given up is known by it.
+A version is the number of micro-steps of its weights, within one lineage. A roll-back begins the next lineage: the
+restored weights get a number above everything made from the bad ones, including what trainers still make before they
+learn of it. So the larger number is always the newer version, and late weights of an abandoned lineage are recognised.
 """
 
-LINEAGE = 10**9  # micro-steps, more than any run takes
+LINEAGE = 10**9  # micro-steps, more than any run has
 
 
 def micro_steps(version: int) -> int:
-    """For people: the micro-steps that the weights have had."""
+    """Return the micro-steps of the weights, for people."""
     return version % LINEAGE
 
 
 def returning(good: int, newest: int) -> int:
-    """The version under which `good` comes back, where `newest` is the largest number there was."""
+    """Return the version under which `good` returns. `newest`: the largest number so far."""
     return (newest // LINEAGE + 1) * LINEAGE + micro_steps(good)

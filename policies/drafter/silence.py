@@ -1,8 +1,8 @@
-"""Whether a network that drafts has fallen silent: nothing of it is accepted, or half of what was. Pure: it counts what
-others measure, and decides nothing.
+"""Whether a drafting network has fallen silent: nothing of it is accepted, or at most half as much as at first. Pure:
+it counts reported measurements, and decides nothing.
 
-A garbage head changes no token. A chooser switches it off, and the run is slow for no visible reason. The canary
-(`policies.drafter.canary`) takes new weights of a trained drafter back; of a frozen one nobody else says a word.
+A garbage head changes no token. The chooser switches it off, and the run is slow for no visible reason. The canary
+(`policies.drafter.canary`) rolls back new weights of a trained drafter; for a frozen one this is the only warning.
 """
 
 from collections import defaultdict, deque
@@ -13,16 +13,16 @@ from typing import Literal
 
 from policies.drafter.acceptance import AcceptanceTally
 
-MIN_DRAFTED = 256  # tokens without an accepted one: at a tenth of drafts right, one head in 800 is so unlucky
-REFERENCE_DRAFTED = 2048  # tokens of the first measurement, which later ones are compared with
-RECENT_STEPS = 4  # are compared together
-FLOOR = 0.5  # of the acceptance at first
-SURE_SIGMAS = 4.0  # below the floor: a long run looks hundreds of times
+MIN_DRAFTED = 256  # tokens without an accepted one: at 10 % acceptance this happens by chance to one head in 800
+REFERENCE_DRAFTED = 2048  # tokens of the first measurement, the reference of later ones
+RECENT_STEPS = 4  # compared together
+FLOOR = 0.5  # of the initial acceptance
+SURE_SIGMAS = 4.0  # below the floor: a long run tests hundreds of times
 
 
 @dataclass(frozen=True, slots=True)
 class Silence:
-    """One drafter, told once. share: of its acceptance at first, 0 where it never had any."""
+    """One silent drafter, reported once. share: of its initial acceptance, 0 if it never had any."""
 
     drafter: str
     kind: Literal["silent", "fallen"]
@@ -31,8 +31,8 @@ class Silence:
 
 
 class SilenceWatch:
-    """Watches drafters by name, of which some are trained as the run goes on: those are the canary's, but for one that
-    was never right in sixteen times as many tokens."""
+    """Watches drafters by name. Those trained during the run are the canary's. They are reported only if nothing was
+    accepted in sixteen times as many tokens."""
 
     def __init__(self, names: Iterable[str], trained: Iterable[str] = ()) -> None:
         self._names, self._trained = frozenset(names), frozenset(trained)
@@ -42,7 +42,7 @@ class SilenceWatch:
         self._told: set[str] = set()
 
     def step(self, strategies: Iterable[tuple[str, int, int]]) -> list[Silence]:
-        """(strategy, drafted, accepted) of an RL step -> what is certain now and was not told yet."""
+        """Take (strategy, drafted, accepted) of an RL step. Returns what is newly certain."""
         by_name: dict[str, AcceptanceTally] = defaultdict(AcceptanceTally)
         for strategy, drafted, accepted in strategies:
             name = strategy.partition(":")[0]

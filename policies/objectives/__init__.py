@@ -1,7 +1,7 @@
-"""What the learner minimises. Owns losses of tokens, their aggregation and their metrics; pure functions of tensors.
+"""The learner's objective: token losses, their aggregation and their metrics, as pure functions of tensors.
 
-A *mini-batch* is what one optimizer step sees, however it is cut into micro-batches and over ranks. A sequence is never
-cut: `LossInputs` holds whole ones, so a loss may look at all tokens of a response together.
+A *mini-batch* is the input of one optimizer step, however it is split into micro-batches and over ranks. A sequence is
+never split: `LossInputs` holds whole ones, so a loss may use all tokens of a response together.
 """
 
 from policies.objectives.aggregation import sequence_coefficients

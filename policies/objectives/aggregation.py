@@ -1,7 +1,7 @@
-"""From losses of tokens to the loss of a mini-batch: how much each token counts.
+"""Aggregation of token losses to the loss of a mini-batch: the weight of each token.
 
-`sequence_coefficients` is computed once for the whole mini-batch, so that its loss is a plain weighted sum of tokens
-and its parts can be added in any cut into micro-batches and over ranks.
+`sequence_coefficients` is computed once for the whole mini-batch. So its loss is a plain weighted sum of tokens, and
+its parts can be added in any split into micro-batches and over ranks.
 """
 
 from collections.abc import Sequence
@@ -23,13 +23,13 @@ def sequence_coefficients(
     """Factor c_s of every token of sequence s, so that loss = sum_s c_s * sum_t x_st.
 
     token_mean (DAPO): c_s = w_s / sum_j w_j T_j. seq_mean_token_mean (GRPO): c_s = w_s / (T_s * sum_j w_j).
-    seq_mean_token_sum: c_s = w_s / sum_j w_j; seq_mean_token_sum_norm: that divided by `sum_divisor`, which with the
-    longest response allowed is Dr. GRPO (Liu et al. 2025, section 3.2): the weight of a token depends on no length.
-    fixed_mean_token_sum_norm: c_s = w_s / (asked * sum_divisor), `asked` the responses that this mini-batch stands for,
-    learned from or not: nothing that is sampled is in the denominator, so weights that make each response count as it
-    should in expectation make the gradient unbiased, which a division by their sum does not (it is 1/N off).
-    Otherwise, with all weights 1, these are the mean over tokens, and the mean over sequences of their means, of their
-    sums, and of their sums divided by the divisor. [S], float64.
+    seq_mean_token_sum: c_s = w_s / sum_j w_j. seq_mean_token_sum_norm: that divided by `sum_divisor`. With the longest
+    allowed response as the divisor it is Dr. GRPO (Liu et al. 2025, section 3.2): a token's weight depends on no
+    length. fixed_mean_token_sum_norm: c_s = w_s / (asked * sum_divisor). `asked` is the number of responses that this
+    mini-batch stands for, trained on or not. The denominator has no sampled quantity. So weights that are right in
+    expectation give an unbiased gradient, unlike a division by their sum (1/N off). With all weights 1 the others are
+    the mean over tokens, and the mean over sequences of their means, of their sums, and of their sums divided by the
+    divisor. [S], float64.
     Raises ValueError if a length is below 1, a weight is negative, all weights are 0, or a divisor or `asked`
     is missing.
     """

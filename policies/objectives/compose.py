@@ -1,4 +1,4 @@
-"""The whole loss of a token: the surrogate, weighted for the sampler, plus KL, minus entropy. Owns their order."""
+"""The complete token loss: the surrogate, weighted for the sampler, plus KL, minus entropy. Owns their order."""
 
 import torch
 
@@ -11,9 +11,9 @@ from policies.objectives.types import LossInputs, TokenLosses
 
 
 def token_losses(inputs: LossInputs, options: ObjectiveOptions) -> TokenLosses:
-    """w * surrogate + kl_coef * KL - entropy_coef * entropy, per token, and the metrics of all parts.
+    """Return w * surrogate + kl_coef * KL - entropy_coef * entropy, per token, and the metrics of all parts.
 
-    Importance weights multiply the surrogate only: KL and entropy are those of the policy that learns.
+    Importance weights multiply the surrogate only: KL and entropy are those of the learner's policy.
     """
     surrogate = loss_of(options)(inputs, options)
     loss, metrics = surrogate.loss, {**surrogate.metrics, **gap_metrics(inputs.old_logprobs, inputs.sampler_logprobs)}
@@ -24,7 +24,7 @@ def token_losses(inputs: LossInputs, options: ObjectiveOptions) -> TokenLosses:
         loss = loss * weights
         metrics |= about
     with torch.no_grad():
-        # Tokens are drawn from pi_old, so the unbiased k3 of KL(pi_old || pi) has r itself in it: r - 1 - log r.
+        # Tokens are drawn from pi_old, so the unbiased k3 of KL(pi_old || pi) is r - 1 - log r.
         moved = log_ratio(inputs.logprobs, inputs.old_logprobs)
         metrics["kl_old"] = torch.expm1(moved) - moved
         metrics |= ratio_metrics(moved, inputs.segments)
@@ -41,10 +41,10 @@ def token_losses(inputs: LossInputs, options: ObjectiveOptions) -> TokenLosses:
 
 
 def derived_metrics(means: dict[str, float]) -> dict[str, float]:
-    """Metrics of a step from the means over its tokens: what is no mean itself is made of them here."""
+    """Return a step's metrics from the means over its tokens. Metrics that are no means are derived here."""
     metrics = dict(means)
     squared = metrics.pop(f"{PREFIX}/weight_squared", None)
-    if squared is not None:  # (sum w)^2 / (n sum w^2): the share of tokens that would teach as much, weighted alike
+    if squared is not None:  # (sum w)^2 / (n sum w^2): share of equally weighted tokens with the same effect
         mean = metrics[f"{PREFIX}/weight"]
         metrics[f"{PREFIX}/effective_share"] = mean * mean / squared if squared > 0 else 0.0
     return metrics

@@ -1,14 +1,14 @@
-"""Importance weights for the gap between the engine that sampled and the learner that learns.
+"""Importance weights for the gap between the sampling engine and the learner.
 
 The same weights give other log-probs in another program (kernels, dtype, quantisation), so tokens are drawn from pi_s,
-not from pi_old, whose gradient is taken. The weight w = pi_old / pi_s corrects for it; it is bounded, because one token
-that the engine found too unlikely would outweigh all others.
+not from pi_old, whose gradient is taken. The weight w = pi_old / pi_s corrects for it. It is bounded, because one token
+with too low a probability in the engine would outweigh all others.
 
 Sources: truncated importance sampling (TIS), Yao et al. 2025, "Your efficient RL framework secretly brings you
 off-policy RL training"; masked (MIS), of sequences and by their geometric mean, Liu et al. 2025, "When speed kills
 stability"; masked by token on both sides, Ling Team 2025 (IcePop); the geometric mean, bounded on both sides, QaRL
-(TBPO), eq. 5. A masked token or response stays in the denominators of the aggregation, as in TRL and NeMo-RL: the
-others do not count for more because of it.
+(TBPO), eq. 5. A masked token or response stays in the denominators of the aggregation, as in TRL and NeMo-RL, so
+masking does not raise the weight of the others.
 """
 
 from typing import assert_never
@@ -27,7 +27,7 @@ GAP = "logprob_gap"  # metrics of the difference itself
 
 @torch.no_grad()
 def gap_metrics(old_logprobs: Tensor, sampler_logprobs: Tensor) -> dict[str, Tensor]:
-    """How far the sampler is from the learner, [R] each, whether anything corrects for it or not."""
+    """Return the distance between sampler and learner, [R] each, whether or not it is corrected."""
     ratio = difference(old_logprobs, sampler_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     return {
         # Tokens are drawn by the sampler: estimators of KL(pi_s || pi_old), whose log ratio is log pi_s - log pi_old.
@@ -42,7 +42,7 @@ def gap_metrics(old_logprobs: Tensor, sampler_logprobs: Tensor) -> dict[str, Ten
 def sampler_weights(
     old_logprobs: Tensor, sampler_logprobs: Tensor, segments: Tensor, options: SamplerCorrectionOptions
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """(weights [R], 0 where masked, metrics [R] each), detached."""
+    """Return (weights [R], 0 where masked, metrics [R] each), detached."""
     weights = _ratios(old_logprobs, sampler_logprobs, segments, options.weights)
     metrics = {}
     if options.truncate is not None:
@@ -64,7 +64,7 @@ def sampler_weights(
 
 
 def _ratios(old_logprobs: Tensor, sampler_logprobs: Tensor, segments: Tensor, level: Level) -> Tensor:
-    """pi_old / pi_s of every token [R], within e^+-MAX_LOG_RATIO; 1 for none."""
+    """Return pi_old / pi_s of every token [R], within e^+-MAX_LOG_RATIO; 1 for none."""
     logs = difference(old_logprobs, sampler_logprobs)
     match level:
         case "none":

@@ -1,8 +1,8 @@
-"""The surrogate losses, one function each, and the table that `objective.loss` chooses from. It can also name a
-function of the user's own (policies.objectives.own).
+"""The surrogate losses, one function each, and the table for `objective.loss`. It can also name a user's own function
+(policies.objectives.own).
 
 r is the probability ratio of a token, exp(logprobs - old_logprobs); A its advantage. At r = 1 all of them have the
-gradient of -A log pi, the policy gradient. What is common to all (KL, entropy, importance weights) is in `compose`.
+gradient of -A log pi, the policy gradient. `compose` has the common parts (KL, entropy, importance weights).
 """
 
 import math
@@ -23,31 +23,31 @@ Function = Callable[[LossInputs, ObjectiveOptions], TokenLosses]
 def clip(inputs: LossInputs, options: ObjectiveOptions) -> TokenLosses:
     """PPO, GRPO: -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A).
 
-    Where A < 0 it is at most -clip_dual A: without, it grows with r, and one token that became likely may outweigh all
-    others. Source: Schulman et al. 2017 (PPO), eq. 7; Shao et al. 2024 (GRPO), eq. 3; asymmetric clip: Yu et al. 2025
-    (DAPO), eq. 10; dual clip: Ye et al. 2020, eq. 4, 3 as in verl.
+    If A < 0 it is at most -clip_dual A. Without this bound it grows with r, and one token that became likely may
+    outweigh all others. Source: Schulman et al. 2017 (PPO), eq. 7; Shao et al. 2024 (GRPO), eq. 3; asymmetric clip: Yu
+    et al. 2025 (DAPO), eq. 10; dual clip: Ye et al. 2020, eq. 4, 3 as in verl.
     """
     return _clipped(log_ratio(inputs.logprobs, inputs.old_logprobs).exp(), inputs.advantages, options)
 
 
 def sequence_clip(inputs: LossInputs, options: ObjectiveOptions) -> TokenLosses:
-    """GSPO: as `clip`, with the ratio of the whole response, s = exp(mean_t log r_t), instead of each token's.
+    """GSPO: `clip` with the ratio of the whole response, s = exp(mean_t log r_t), instead of each token's.
 
-    In the form of GSPO-token: s_t = sg(s) pi_t / sg(pi_t), whose value is s and whose gradient reaches each token with
-    its own advantage; where these are equal it is GSPO. Source: Zheng et al. 2025 (arXiv 2507.18071), eq. 5 to 7, 13,
+    Implemented as GSPO-token: s_t = sg(s) pi_t / sg(pi_t). Its value is s, and its gradient reaches each token with its
+    own advantage. With equal advantages it is GSPO. Source: Zheng et al. 2025 (arXiv 2507.18071), eq. 5 to 7, 13,
     14. Meant for `seq_mean_token_mean`, which makes a sequence's loss min(s A, clip(s) A).
     """
     return _clipped(_sequence_ratio(inputs), inputs.advantages, options)
 
 
 def sequence_band(inputs: LossInputs, options: ObjectiveOptions) -> TokenLosses:
-    """TBPO: where A > 0, -min(s A, (1 + clip_high) A) with the ratio s of the response; where A < 0, -s A while s is
-    within 1 - band_low to 1 + band_high, else nothing: the response is left out, and stays in the denominators.
+    """TBPO: if A > 0, -min(s A, (1 + clip_high) A) with the ratio s of the response. If A < 0, -s A while s is within 1
+    - band_low to 1 + band_high, else nothing: the response is left out, but stays in the denominators.
 
-    So a response whose probability the updates of this RL step have already lowered is not pushed further, and one that
-    they have raised, as bursts of unlikely tokens are by updates meant for others, does not outweigh the rest. Source:
-    QaRL, section 3.2, appendices B and E; its mismatch weight is `sampler_correction.weights: geometric`. In the form
-    of GSPO-token, as `sequence_clip`: each token has its own advantage, whose sign decides.
+    So a response whose probability was already lowered in this RL step is not pushed further. One whose probability was
+    raised, as happens to bursts of unlikely tokens by updates for others, does not outweigh the rest. Source: QaRL,
+    section 3.2, appendices B and E; its mismatch weight is `sampler_correction.weights: geometric`. Implemented as
+    GSPO-token, like `sequence_clip`: each token has its own advantage, whose sign decides.
     """
     ratio, advantages = _sequence_ratio(inputs), inputs.advantages
     if options.clip_high is None or options.band_low is None or options.band_high is None:
@@ -59,7 +59,7 @@ def sequence_band(inputs: LossInputs, options: ObjectiveOptions) -> TokenLosses:
     return TokenLosses(
         loss.masked_fill(left_out, 0.0),
         {
-            "clip_fraction": left_out | cut,  # tokens without gradient: each of the three
+            "clip_fraction": left_out | cut,  # tokens without gradient, of all three kinds
             "clip_fraction/high": cut,
             "clip_fraction/band_low": below,
             "clip_fraction/band_high": above,
@@ -87,7 +87,7 @@ def cispo(inputs: LossInputs, options: ObjectiveOptions) -> TokenLosses:
 
 
 def policy_gradient(inputs: LossInputs, options: ObjectiveOptions) -> TokenLosses:
-    """REINFORCE: -A log pi. With several mini-batches the later ones are off-policy, which nothing corrects.
+    """REINFORCE: -A log pi. With several mini-batches the later ones are off-policy, without correction.
 
     Source: Williams 1992; with a leave-one-out baseline RLOO (Ahmadian et al. 2024, arXiv 2402.14740, section 3.3).
     """
@@ -104,12 +104,13 @@ LOSSES: Mapping[str, Function] = {
 
 
 def loss_of(options: ObjectiveOptions) -> Function:
-    """The function that `objective.loss` names: one of LOSSES, or the user's own. Raises OwnCodeError."""
+    """Return the function that `objective.loss` names: one of LOSSES, or the user's own. Raises OwnCodeError."""
     return own_loss(options.loss) if options.own_loss else LOSSES[options.loss]
 
 
 def _sequence_ratio(inputs: LossInputs) -> Tensor:
-    """sg(s) pi_t / sg(pi_t) of every token [R]: the value of s = exp(mean_t log r_t), with log pi_t's gradient."""
+    """Return sg(s) pi_t / sg(pi_t) of every token [R]: the value of s = exp(mean_t log r_t), with log
+    pi_t's gradient."""
     ratios = log_ratio(inputs.logprobs.detach(), inputs.old_logprobs)
     sequence = spread(segment_means(ratios, inputs.segments), inputs.segments, len(ratios)).exp()
     own = difference(inputs.logprobs, inputs.logprobs.detach()).exp()  # 1, with the gradient of log pi
@@ -122,7 +123,7 @@ def _clipped(ratio: Tensor, advantages: Tensor, options: ObjectiveOptions) -> To
     loss = -torch.minimum(ratio * advantages, clipped * advantages)
     fixed = ratio.detach()
     metrics = {
-        "clip_fraction/low": (fixed < low) & (advantages < 0),  # tokens without gradient: each of the three
+        "clip_fraction/low": (fixed < low) & (advantages < 0),  # tokens without gradient, of all three kinds
         "clip_fraction/high": (fixed > high) & (advantages > 0),
     }
     if options.clip_dual is not None:

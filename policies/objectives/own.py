@@ -1,7 +1,7 @@
-"""A loss of the user's own, named by `objective.loss: package.module:function`. Owns the import and the checks of what
-it returns: a mistake is named here, before it becomes a gradient.
+"""A user's own loss, named by `objective.loss: package.module:function`. Owns the import and the checks of its result:
+a mistake is reported here, before it becomes a gradient.
 
-The checks read the values once per micro-batch, for which the host waits on a GPU; built-in losses are not checked.
+The checks read the values once per micro-batch, which makes the host wait for a GPU. Built-in losses are not checked.
 """
 
 from functools import cache
@@ -24,14 +24,14 @@ class OwnLoss:
     def __init__(self, path: str) -> None:
         self._path = path
         self._function = imported(path, KEY)
-        self._metrics: frozenset[str] | None = None  # names, of the first call
+        self._metrics: frozenset[str] | None = None  # names from the first call
 
     def __call__(self, inputs: LossInputs, options: ObjectiveOptions) -> TokenLosses:
-        """As the built-in losses. Raises OwnCodeError that names the fault: an error of the function, another type,
-        shape or dtype than promised, a loss without gradient, values that are not finite."""
+        """Call it like a built-in loss. Raises OwnCodeError that names the fault: an error of the function, another
+        type, shape or dtype than specified, a loss without gradient, values that are not finite."""
         try:
             returned: object = self._function(inputs, **options.loss_arguments)
-        except Exception as error:  # the user's code raises what it likes
+        except Exception as error:  # the user's code may raise anything
             raise self._fault(f"raised {described(error)}") from error
         if not isinstance(returned, TokenLosses):
             raise self._fault(f"returned {type(returned).__name__}, not TokenLosses")
@@ -60,7 +60,7 @@ class OwnLoss:
             )
 
     def _checked_metrics(self, metrics: object, inputs: LossInputs) -> dict[str, Tensor]:
-        """Detached. All ranks add metrics up in order, so their names must not depend on the data."""
+        """Return the metrics, detached. All ranks add them up in order, so their names must not depend on the data."""
         if not isinstance(metrics, dict):
             raise self._fault(f"returned metrics of type {type(metrics).__name__}, not a dictionary")
         checked = dict[str, Tensor]()
@@ -86,12 +86,12 @@ class OwnLoss:
 
 @cache
 def own_loss(path: str) -> OwnLoss:
-    """The loss at that path; imported once per process."""
+    """Return the loss at that path; imported once per process."""
     return OwnLoss(path)
 
 
 def try_loss(path: str, arguments: dict[str, Any]) -> None:
-    """Call it on five tokens of two responses, and on none: a rank without work passes it nothing. Raises
+    """Call it on five tokens of two responses, and on none, since a rank without work passes it nothing. Raises
     OwnCodeError."""
     options = ObjectiveOptions.model_validate({"loss": path, "loss_arguments": arguments})
     loss, logprobs = OwnLoss(path), torch.tensor([-0.5, -1.0, -2.0, -0.1, -3.0])

@@ -1,1 +1,1 @@
-"""What a step costs on a GPU, and whether a configuration fits into its memory: arithmetic over shapes, no torch."""
+"""The cost of a step on a GPU, and whether a configuration fits its memory: arithmetic over shapes, no torch."""

@@ -1,9 +1,9 @@
-"""GPUs as their makers publish them. Owns the table; measures nothing (`benchmarks.gpu` proposes corrected entries).
+"""GPUs by their makers' data sheets. Owns the table; measures nothing (`benchmarks.gpu` proposes corrected entries).
 
 Peaks are dense bfloat16 with float32 accumulation; links are per direction. `memory_bytes` is what the driver reports,
 less than the name says. From NVIDIA's data sheets of HGX B200, GH200 (96 GB of HBM3), H100 (2.2), H200, A100 (2020),
-L40S, L40, L4, T4 and GeForce RTX 4090 (Ada white paper, appendix A), and AWS's of the A10G; streaming multiprocessors
-from the architecture white papers; memory from nvidia-smi listings.
+L40S, L40, L4, T4 and GeForce RTX 4090 (Ada white paper, appendix A), and AWS's of the A10G. Streaming multiprocessors
+are from the architecture white papers, memory from nvidia-smi listings.
 """
 
 import re
@@ -21,14 +21,14 @@ class Device:
     bf16_flops_s: float
     memory_bytes: int
     multiprocessors: int
-    peer_bytes_s: float  # to another GPU of the node: NVLink where there is one, else PCIe
+    peer_bytes_s: float  # to another GPU of the node: NVLink if there is one, else PCIe
     host_bytes_s: float  # PCIe
-    words: tuple[str, ...]  # all of them in what CUDA calls it, in lower case
+    words: tuple[str, ...]  # lower-case words that all occur in CUDA's name of it
     float8: bool = True  # its tensor cores multiply e4m3: Ada, Hopper and Blackwell
 
     @property
     def free_rows(self) -> float:
-        """Rows of a pass in bfloat16 whose arithmetic takes as long as reading the weights, by the peaks. Low-bit
+        """The rows at which a bfloat16 pass's arithmetic takes as long as reading the weights, by the peaks. Low-bit
         weights and products change both alike."""
         return self.bf16_flops_s / self.bandwidth_bytes_s
 
@@ -142,7 +142,7 @@ DEVICES: dict[str, Device] = {
         Device(
             name="T4",
             bandwidth_bytes_s=300e9,
-            bf16_flops_s=8.1e12,  # float32's: Turing's tensor cores have float16, no bfloat16
+            bf16_flops_s=8.1e12,  # that of float32: Turing's tensor cores have float16, no bfloat16
             memory_bytes=15_360 * MIB,
             multiprocessors=40,
             peer_bytes_s=_PCIE3,
@@ -176,7 +176,7 @@ DEVICES: dict[str, Device] = {
 
 
 def device_named(text: str) -> Device | None:
-    """The entry for a name of ours, or for what CUDA or Ray call a device ("NVIDIA H100 80GB HBM3"); None: unknown."""
+    """Return the entry for a name of ours, of CUDA or of Ray ("NVIDIA H100 80GB HBM3"); None: unknown."""
     for device in DEVICES.values():
         if text.upper() == device.name:
             return device

@@ -1,15 +1,15 @@
-"""What captured graphs cost in GPU memory. Pure arithmetic over shapes; measures nothing, knows no allocator.
+"""The GPU memory of captured graphs. Pure arithmetic over shapes; measures nothing, models no allocator.
 
     footprint = sum of retained outputs + workspace of the pool + fixed bytes per graph
 
-*Outputs* are what a replay leaves behind. An engine that keeps logits and hidden states per graph, as those that TLT
-builds on do, pays for each; Paceline's graphs draw tokens themselves and copy hidden states into one buffer, so logits
-are workspace and only the largest graph counts. *Workspace* is what a forward needs and gives back: graphs of one pool
-share it, and the largest decides. Paged attention keeps partial sums of its splits of the context, up to a limit.
+*Outputs* are what a replay leaves in memory. An engine that keeps logits and hidden states per graph, like those that
+TLT builds on, pays for each. Paceline's graphs draw tokens themselves and copy hidden states into one buffer, so logits
+are workspace and only the largest graph counts. *Workspace* is what a forward needs temporarily. Graphs of one pool
+share it, so the largest decides. Paged attention keeps partial sums of its splits of the context, up to a limit.
 
 Table 5 of TLT (Llama-3-8B, TP=4; 7.81, 30.39, 10.69 GB) follows from the outputs alone, under a set-up that the paper
-does not print: SGLang's capture sizes for speculation up to 32 requests, 48 rows to verify, float32 logits, and four
-strategies that differ in top-k (4, 6, 8, 10; Table 1). tests/policies/test_graph_plan.py holds it within 3 %. That
+does not state: SGLang's capture sizes for speculation up to 32 requests, 48 rows to verify, float32 logits, and four
+strategies that differ in top-k (4, 6, 8, 10; Table 1). tests/policies/test_graph_plan.py checks it within 3 %. This
 set-up was chosen to fit; bytes per row are those of the model. Fixed bytes per graph are an estimate until measured.
 """
 
@@ -52,8 +52,8 @@ def predict(
 ) -> Footprint:
     """The footprint of `plan` on one of `shards` tensor-parallel ranks.
 
-    drawing: graphs draw tokens and share one buffer for hidden states, as Paceline's; else each keeps logits and hidden
-    states. context_tokens: the longest context. Drafter and target share vocabulary and width."""
+    drawing: graphs draw tokens and share one buffer for hidden states, like Paceline's; otherwise each keeps logits and
+    hidden states. context_tokens: the longest context. Drafter and target share vocabulary and width."""
     rows = [graph.total_rows for graph in plan.graphs]
     most, total = max(rows, default=0), sum(rows)
     row_bytes = _drawing_row_bytes(net, shards) if drawing else _workspace_row_bytes(net, shards)
@@ -68,23 +68,23 @@ def predict(
 
 
 def output_row_bytes(net: Network) -> int:
-    """Logits (gathered over the ranks) and the hidden state of one row."""
+    """Return the bytes of one row's logits (gathered over the ranks) and hidden state."""
     return net.vocab_size * _LOGIT_BYTES + kept_row_bytes(net)
 
 
 def kept_row_bytes(net: Network) -> int:
-    """What is left of a row whose token is drawn in the graph: its hidden state."""
+    """Return the bytes kept of a row whose token is drawn in the graph: its hidden state."""
     return net.hidden_size * net.item_bytes
 
 
 def _workspace_row_bytes(net: Network, shards: int) -> int:
-    """The widest moment of one row in torch's operations: residual stream, gate and up in float32, logits."""
+    """Return the peak bytes of one row in torch's operations: residual stream, gate and up in float32, logits."""
     mlp = net.intermediate_size // shards * (2 * net.item_bytes + 4 * 4)
     return _widest(net, shards, mlp, net.item_bytes)
 
 
 def _drawing_row_bytes(net: Network, shards: int) -> int:
-    """The widest moment of one row in fused kernels that draw too: residual stream, MLP, float32 logits."""
+    """Return the peak bytes of one row in fused kernels that also draw: residual stream, MLP, float32 logits."""
     return _widest(net, shards, 3 * net.intermediate_size // shards * net.item_bytes, _LOGIT_BYTES)
 
 
@@ -93,7 +93,8 @@ def _widest(net: Network, shards: int, mlp: int, logit_bytes: int) -> int:
 
 
 def _partial_sum_bytes(net: Network, shards: int, rows: int, context_tokens: int) -> int:
-    """Of attention over splits of the context; where they were too many, a program goes through all splits."""
+    """Return the bytes of attention's partial sums over splits of the context. Above the limit, a program walks all
+    splits."""
     splits = -(-context_tokens // _SPLIT_TOKENS)
     size_bytes = splits * rows * net.num_heads // shards * net.head_dim * 4
     return size_bytes if splits > 1 and size_bytes <= _PARTIAL_SUM_BYTES else 0

@@ -1,7 +1,7 @@
-"""The kernels of one engine step as a list, by shape: what is read, written and computed, in how many launches.
+"""The kernels of one engine step as a list, by shape: bytes read and written, flops, and launches.
 
-Owns the list that the CUDA engine is meant to launch (ten per layer, a sampler of two); a test holds the engine's
-real step to it. Never says how long anything takes (`policies.roofline.timing`).
+Owns the list that the CUDA engine must launch (ten per layer, a sampler of two); a test compares the engine's real step
+with it. Excludes times (`policies.roofline.timing`).
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,7 +22,7 @@ _LOGIT_BYTES = 4  # float32 on CUDA
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """A grid whose every block goes through so many keys one tile after the other, for `rows` rows of queries."""
+    """A grid in which every block walks its keys tile by tile, for `rows` rows of queries."""
 
     blocks: int
     keys: int
@@ -40,8 +40,8 @@ class Kernel:
     flops: float = 0.0
     launches: int = 1
     product: tuple[int, int, int] | None = None  # (m, n, k) of a matrix product: [m, k] times [k, n]
-    speed: float = 1.0  # of its flops, in bfloat16's
-    unpacked: int = 0  # weights made whole from four bits, by ordinary instructions
+    speed: float = 1.0  # of its flops, relative to bfloat16
+    unpacked: int = 0  # weights unpacked from four bits, by ordinary instructions
     walk: Walk | None = None
 
     @property
@@ -52,7 +52,8 @@ class Kernel:
 def step_kernels(
     net: Network, batch: int, rows: int, context: int, *, split_tokens: int = SPLIT_TOKENS
 ) -> list[Kernel]:
-    """One step of `batch` requests with `rows` rows each, whose contexts are `context` tokens with these rows.
+    """Return the kernels of one step: `batch` requests with `rows` rows each, and contexts of `context` tokens
+    including these rows.
 
     rows 1 is plain decoding, 1 + tokens to verify a verification; a prompt chunk is a batch of 1 with many rows.
     """
@@ -66,7 +67,7 @@ def step_kernels(
 def _drawn(
     net: Network, batch: int, rows: int, context: int, split_tokens: int = SPLIT_TOKENS, *, copy: bool = False
 ) -> Iterator[Kernel]:
-    """A forward, and a draw from every row. copy: by one that drafts, whose head may be in few bits too."""
+    """Yield a forward, and a draw from every row. copy: for a drafting copy, whose head may also be low-bit."""
     total = batch * rows
     yield from embed(net, total)
     yield from block(net, batch, rows, context, layers=net.num_layers, split_tokens=split_tokens)
@@ -80,7 +81,7 @@ def _drawn(
 
 
 def embed(net: Network, total: int) -> Iterator[Kernel]:
-    """Rows of the embedding."""
+    """Yield the lookup of rows of the embedding."""
     moved = total * net.hidden_size * net.item_bytes
     yield Kernel(name="embed", part="rest", read_bytes=moved + total * _INDEX_BYTES, write_bytes=moved)
 
@@ -96,8 +97,8 @@ def block(
     first_norm: bool = True,
     split_tokens: int = SPLIT_TOKENS,
 ) -> Iterator[Kernel]:
-    """Decoder layers: ten launches each, and one per product whose tokens are rounded first. inputs: widths of the
-    residual stream that the first matrix takes."""
+    """Yield decoder layers: ten launches each, plus one per product whose tokens are rounded first. inputs: input of
+    the first matrix, in widths of the residual stream."""
     total, item = batch * rows, net.item_bytes
     hidden, inner = net.hidden_size, net.intermediate_size
     for layer in range(layers):
@@ -116,8 +117,8 @@ def block(
 
 
 def attention(net: Network, batch: int, rows: int, context: int, split_tokens: int) -> Kernel:
-    """Paged attention: two launches, splits of the context and their merge, or one where there is one split. Every key
-    and value is read once per request; a row sees those before it and its own."""
+    """Return paged attention: two launches, for splits of the context and their merge, or one for a single split. Every
+    key and value is read once per request; a row attends to those before it and its own."""
     total, item = batch * rows, net.item_bytes
     groups = net.num_heads // net.num_kv_heads
     tile_rows = max(1, max(_TILE, groups) // groups)
@@ -126,7 +127,7 @@ def attention(net: Network, batch: int, rows: int, context: int, split_tokens: i
     partial = total * net.num_heads * splits * (net.head_dim + 2) * 4  # float32 sums, maximum and weight
     if splits == 1 or partial > _PARTIAL_BYTES:
         splits, partial = 1, 0
-    seen = context - (rows - 1) / 2  # keys of the mean row
+    seen = context - (rows - 1) / 2  # keys of the average row
     kv = batch * context * 2 * net.kv_size * item
     query = total * net.query_size * item
     pages = batch * -(-context // 16) * 4
@@ -162,12 +163,12 @@ def listed_attention(net: Network, contexts: Sequence[int]) -> Kernel:
 
 
 def head(net: Network, total: int) -> Iterator[Kernel]:
-    """Hidden states [total, H] to float32 logits [total, V]."""
+    """Yield the head: hidden states [total, H] to float32 logits [total, V]."""
     yield product(net, "head", total, net.vocab_size, net.hidden_size, out_bytes=_LOGIT_BYTES)
 
 
 def sampling(net: Network, total: int, logit_bytes: int = _LOGIT_BYTES) -> Iterator[Kernel]:
-    """Draws and log-probs from logits [total, V]: one pass over them, and the merge of its parts."""
+    """Yield draws and log-probs from logits [total, V]: one pass over them, and the merge of its parts."""
     read = total * net.vocab_size * logit_bytes
     yield Kernel(name="sample", part="sampling", read_bytes=read, write_bytes=total * 32, launches=2)
 
@@ -175,11 +176,12 @@ def sampling(net: Network, total: int, logit_bytes: int = _LOGIT_BYTES) -> Itera
 def draft_kernels(
     net: Network, batch: int, strategy: Strategy, context: int, copy: LowBitFormat | None = None
 ) -> list[Kernel]:
-    """A drafter's work for one step, as the engine's drafter launches it; none for one that is no network.
+    """Return a drafter's kernels for one step, as the engine's drafter launches them; empty for one that is no network.
 
-    EAGLE's catches up with what a usual step brings at most, draws, and then feeds what was drawn, level by level: a
-    tree all of its rows again. The last level's tokens need no pass. The self-drafter passes a copy of the target,
-    stored in `copy` (None: as the target is), over the target's own keys and values, from the last known token on.
+    EAGLE's drafter processes at most the tokens of a usual step, draws, and then feeds the drawn tokens level by level;
+    a tree feeds all of its rows again. The last level's tokens need no pass. The self-drafter runs a copy of the
+    target, stored in `copy` (None: as the target is), over the target's own keys and values, from the last known token
+    on.
     """
     few = batch * strategy.tokens_to_verify * 20
     if strategy.drafter == "self":
@@ -202,13 +204,13 @@ def draft_kernels(
         if rows > k:
             kernels.append(_moved(net, "newest", batch * k))
         kernels += [*head(net, batch * k), *sampling(net, batch * k)]
-    # Tokens and scores of a chain side by side, or the best nodes of a tree.
+    # Tokens and scores of a chain in sequence, or the best nodes of a tree.
     ends = ("tree_best",) if strategy.is_tree else ("tokens", "scores")
     return kernels + [Kernel(name=name, part="rest", read_bytes=few, write_bytes=few) for name in ends]
 
 
 def _eagle_pass(net: Network, batch: int, rows: int, context: int) -> Iterator[Kernel]:
-    net, total = replace(net, low_bits=None), batch * rows  # a drafter's own weights stay
+    net, total = replace(net, low_bits=None), batch * rows  # a drafter's own weights keep their dtype
     moved = 2 * total * net.hidden_size * net.item_bytes
     yield Kernel(name="draft_inputs", part="rest", read_bytes=moved + total * _INDEX_BYTES, write_bytes=moved)
     yield product(net, "fuse", total, net.hidden_size, 2 * net.hidden_size)
@@ -217,7 +219,7 @@ def _eagle_pass(net: Network, batch: int, rows: int, context: int) -> Iterator[K
 
 
 def _moved(net: Network, name: str, total: int) -> Kernel:
-    """Rows of the hidden size, read and written once."""
+    """Return a kernel that reads and writes rows of the hidden size once."""
     moved = total * net.hidden_size * net.item_bytes
     return Kernel(name=name, part="rest", read_bytes=moved, write_bytes=moved)
 
@@ -225,7 +227,7 @@ def _moved(net: Network, name: str, total: int) -> Kernel:
 def product(
     net: Network, name: str, m: int, n: int, k: int, *, bias: bool = False, out_bytes: int | None = None
 ) -> Kernel:
-    """[m, k] times a weight [n, k]."""
+    """Return the product of [m, k] and a weight [n, k]."""
     item = net.item_bytes
     return Kernel(
         name=name,
@@ -238,17 +240,18 @@ def product(
 
 
 def projection(net: Network, name: str, m: int, n: int, k: int, *, bias: bool = False) -> Iterator[Kernel]:
-    """[m, k] times a block's matrix [n, k], as it is stored: in few bits tokens are rounded first, where they are."""
+    """Yield the product of [m, k] and a block's matrix [n, k] as stored. Low-bit formats that round tokens
+    do so first."""
     low, item = net.low_bits, net.item_bytes
     if low is None:
         yield product(net, name, m, n, k, bias=bias)
         return
     tokens = m * k * item
     if net.rounds_tokens:
-        rounded = m * (k + 4)  # and a scale each
+        rounded = m * (k + 4)  # plus a scale each
         yield Kernel(name="quantise_tokens", part="rest", read_bytes=tokens, write_bytes=rounded)
         tokens = rounded
-    tile_rows = 128 if net.rounds_tokens else 64  # of the kernel: weights are unpacked once for each (launch_low_bit)
+    tile_rows = 128 if net.rounds_tokens else 64  # of the kernel, which unpacks weights once per tile (launch_low_bit)
     yield Kernel(
         name=name,
         part="weights",
@@ -268,7 +271,7 @@ def _normed(net: Network, name: str, total: int, reads: int, writes: int) -> Ker
 
 
 def floor_bytes(net: Network, batch: int, context: int) -> int:
-    """What any step must read: every weight that it uses, and every key and value, once."""
+    """Return the bytes that any step must read: every used weight, and every key and value, once."""
     return net.read_bytes + batch * context * net.kv_token_bytes
 
 

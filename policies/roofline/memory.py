@@ -1,12 +1,12 @@
-"""What lies in a GPU's memory, phase by phase, in bytes. Arithmetic over shapes; knows no configuration, no allocator.
+"""The contents of a GPU's memory, phase by phase, in bytes. Arithmetic over shapes; no configuration, no allocator.
 
 A colocated GPU goes through four phases: engines decode (rollout), an idle worker trains the drafter (spot training),
-the learner computes (learning), weights are handed over tensor by tensor (hand-over). What an actor keeps while another
-works is resident. `engines_sleep`: while the learner works, engines keep weights and graphs and give back the KV cache;
-`optimizer_away`: while engines decode, the optimizer's moments are in host memory.
+the learner computes (learning), weights are handed over tensor by tensor (hand-over). Memory that an actor keeps while
+another works is resident. `engines_sleep`: while the learner works, engines keep weights and graphs but release the KV
+cache. `optimizer_away`: while engines decode, the optimizer's moments are in host memory.
 
-Exact by shape: weights, shards, gradients, moments, KV cache, saved activations (held to autograd's by a test).
-Estimates, marked so: contexts, NCCL's buffers, one graph, and the slack of a caching allocator.
+Exact by shape: weights, shards, gradients, moments, KV cache, saved activations (a test compares them with autograd's).
+Estimates, marked as such: contexts, NCCL's buffers, one graph, and the slack of a caching allocator.
 """
 
 from collections.abc import Mapping
@@ -22,10 +22,10 @@ MIB, GIB = 1 << 20, 1 << 30
 CONTEXT_BYTES = 600 * MIB  # a process's CUDA context, cuBLAS included; an estimate
 NCCL_BYTES = 800 * MIB  # channels of one communicator; an estimate
 STAGING_BYTES = 2 * 64 * MIB  # of a hand-over, on each side
-SLACK = 0.06  # of what is allocated and freed within a phase: fragments of a caching allocator; an estimate
-LOGITS_SHARE = 64  # a chunk of the learner's head is 1 / so much of the device, in float32 logits
-_ACTIVATIONS = 0.05  # of a GPU, beside weights and cache, where an engine's steps are not known; an estimate
-_LOGITS_COPIES = 2.5  # logits, their log-softmax and gradient, of one chunk at its worst moment
+SLACK = 0.06  # of memory allocated and freed within a phase: fragmentation of a caching allocator; an estimate
+LOGITS_SHARE = 64  # a chunk of the learner's head takes 1 / LOGITS_SHARE of the device, in float32 logits
+_ACTIVATIONS = 0.05  # of a GPU, besides weights and cache, if an engine's steps are unknown; an estimate
+_LOGITS_COPIES = 2.5  # logits, their log-softmax and gradient, of one chunk at its peak
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,14 +35,14 @@ class EngineShape:
     max_running: int
     kv_tokens: int
     prefill_tokens: int
-    most_rows: int  # of a step that verifies or decodes
-    gpus: int = 1  # it is spread over so many, evenly
-    own_ranks: bool = False  # by our engine: embedding and head are whole on each, and sums are gathered
+    most_rows: int  # of a verifying or decoding step
+    gpus: int = 1  # number of GPUs that it is split over evenly
+    own_ranks: bool = False  # our engine: embedding and head are whole on each rank, and sums are gathered
     copies: int = 1  # engines that share the GPU
     captured: Footprint = NOTHING_CAPTURED  # its graphs
     drafter: bool = False
-    self_copy: LowBitFormat | None = None  # what a copy of the target that drafts is stored in
-    copy_apart: bool = False  # it has tables and K/V of its own
+    self_copy: LowBitFormat | None = None  # storage format of the copy of the target that drafts
+    copy_apart: bool = False  # the copy has tables and K/V of its own
     recording_bytes: int = 0
 
 
@@ -53,18 +53,18 @@ class LearnerShape:
     ranks: int
     micro_batch_tokens: int
     checkpointing: bool
-    master_bytes: int  # of a parameter: 4, or 2 where it is trained in bfloat16
+    master_bytes: int  # of a parameter: 4, or 2 if trained in bfloat16
     compute_bytes: int  # of a parameter in forward and backward
     moments: int = 2  # AdamW; Muon keeps one for matrices
     reference: bool = False  # a frozen copy for the KL term
     entropy_gradient: bool = False
     mirrored: bool = False  # forward with the engine's low-bit matrices
-    adapters: int | None = None  # parameters of low-rank adapters, float32, which alone are trained; None: all are
+    adapters: int | None = None  # parameters of low-rank adapters in float32; None: everything is trained
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPhase:
-    """What lies there at the phase's worst moment, in bytes by name."""
+    """The peak of a phase, in bytes by name."""
 
     name: str
     items: Mapping[str, int]
@@ -96,12 +96,13 @@ class MemoryPlan:
 
 
 def saved_bytes(net: Network, *, mirrored: bool = False) -> int:
-    """Of one token and layer, by autograd in bfloat16: inputs of products, norms, SwiGLU and attention, each once.
-    mirrored: products keep their inputs in eight bits, with a scale, where the format rounds tokens."""
+    """Return the bytes that autograd saves per token and layer in bfloat16: inputs of products, norms, SwiGLU and
+    attention, each once. mirrored: products keep their inputs in eight bits, with a scale, if the format rounds tokens.
+    """
     exact = 8 * net.hidden_size + 6 * net.intermediate_size + 6 * (net.query_size + net.kv_size)
     if not (mirrored and net.rounds_tokens):
         return exact
-    # Attention keeps its output as well: that of two bytes stays beside the one of one.
+    # Attention also keeps its output: two bytes per value, besides the one-byte copy.
     return exact - 2 * net.hidden_size - net.intermediate_size + net.query_size + 4 * 4
 
 
@@ -144,7 +145,7 @@ def plan_rollout(net: Network, engine: EngineShape, trainer_tokens: int | None) 
 
 
 def plan_learner(net: Network, learner: LearnerShape, device_bytes: int) -> MemoryPlan:
-    """A GPU with a learner rank only."""
+    """Plan a GPU with a learner rank only."""
     phases = (
         MemoryPhase("learning", _learner_working(net, learner, device_bytes)),
         MemoryPhase("hand-over", _handing_over(net, learner)),
@@ -153,7 +154,7 @@ def plan_learner(net: Network, learner: LearnerShape, device_bytes: int) -> Memo
 
 
 def cache_room(net: Network, device_bytes: int, gpus: int) -> float:
-    """Bytes that an engine over `gpus` of them has for its KV cache; 0 and less: the weights do not fit."""
+    """Return the bytes for the KV cache of an engine over `gpus` GPUs. 0 or less: the weights do not fit."""
     whole = gpus * device_bytes * (1 - _ACTIVATIONS)
     return whole - (net.weight_bytes + gpus * (CONTEXT_BYTES + (NCCL_BYTES if gpus > 1 else 0)))
 
@@ -162,7 +163,7 @@ def cache_room(net: Network, device_bytes: int, gpus: int) -> float:
 
 
 def _engine_kept(net: Network, engine: EngineShape) -> dict[str, int]:
-    """What an engine that sleeps keeps."""
+    """Return what a sleeping engine keeps."""
     weights = net.weight_bytes // engine.gpus
     if engine.own_ranks:
         weights = part_of_network(net, engine.gpus, tables=True).weight_bytes
@@ -182,30 +183,30 @@ def _copy_bytes(net: Network, engine: EngineShape) -> int:
 
 
 def _engine_awake(net: Network, engine: EngineShape) -> dict[str, int]:
-    """What it has besides, from wake to sleep."""
+    """Return what an awake engine has in addition."""
     kv_bytes = net.kv_token_bytes + (2 * net.kv_size * net.item_bytes if engine.drafter else 0)
     if engine.copy_apart:
         kv_bytes += net.kv_token_bytes
-    shares = min(engine.gpus, net.num_kv_heads)  # beyond, several hold the same heads
+    shares = min(engine.gpus, net.num_kv_heads)  # beyond that, several hold the same heads
     return _times({"KV cache": engine.kv_tokens * kv_bytes // shares}, engine.copies)
 
 
 def _engine_steps(net: Network, engine: EngineShape) -> dict[str, int]:
-    """An eager step: a chunk of prompts beside everything that decodes, and logits of what is drawn."""
+    """Return an eager step: a chunk of prompts with all decoding requests, and logits of the drawn rows."""
     rows = engine.prefill_tokens + engine.max_running
     step = rows * _row_bytes(net) // engine.gpus + engine.most_rows * 4 * net.vocab_size
     if engine.own_ranks:
         part = part_of_network(net, engine.gpus, tables=True)
         step = rows * _row_bytes(part) + 2 * engine.most_rows * 4 * net.vocab_size
         step += gathered_bytes(net, engine.gpus, rows)
-    if engine.self_copy is not None:  # one matrix in float32 three times over, while it is rounded
+    if engine.self_copy is not None:  # one matrix in float32, three times, while it is rounded
         step = max(step, 3 * 4 * max(outputs * inputs for outputs, inputs in net.matrices))
     sizes = {"engine step": step, "hidden states recorded": engine.recording_bytes}
     return _times(sizes | {"engine slack": int(SLACK * step)}, engine.copies)
 
 
 def _row_bytes(net: Network) -> int:
-    """Activations of a row at the widest moment of a layer: residual, norm, gate and up, their product."""
+    """Return the activation bytes of a row at a layer's peak: residual, norm, gate and up, their product."""
     return net.item_bytes * (3 * net.hidden_size + 3 * net.intermediate_size + net.qkv_size)
 
 
@@ -213,12 +214,12 @@ def _row_bytes(net: Network) -> int:
 
 
 def _shard(net: Network, learner: LearnerShape) -> int:
-    """Parameters of one rank."""
+    """Return the parameters of one rank."""
     return -(-net.parameters // learner.ranks)
 
 
 def _trained_bytes(net: Network, learner: LearnerShape) -> int:
-    """Of what one rank trains: as large are its gradients, and each moment."""
+    """Return the bytes that one rank trains. Gradients and each moment are as large."""
     if learner.adapters is not None:
         return -(-learner.adapters // learner.ranks) * 4
     return _shard(net, learner) * learner.master_bytes
@@ -240,7 +241,7 @@ def _learner_resting(net: Network, learner: LearnerShape, *, away: bool) -> dict
 
 
 def _learner_working(net: Network, learner: LearnerShape, device_bytes: int) -> dict[str, int]:
-    """Its worst moment: the backward pass, or the update, whose temporaries are as large as the shard."""
+    """Return the learner's peak: the backward pass, or the update, whose temporaries are as large as the shard."""
     trained = _trained_bytes(net, learner)
     backward = _backward(net, learner, device_bytes)
     update = {"update's temporaries": trained}
@@ -268,25 +269,25 @@ def _backward(net: Network, learner: LearnerShape, device_bytes: int) -> dict[st
 
 
 def _gathered(net: Network, learner: LearnerShape) -> dict[str, int]:
-    """Parameters that exist beside the shards while computing."""
+    """Return the parameters that exist besides the shards while computing."""
     if learner.ranks == 1:
         copies = net.parameters * learner.compute_bytes if learner.compute_bytes != learner.master_bytes else 0
         return {"weights cast": copies}
     tables = net.embedding_parameters * (1 if net.tied else 2)
-    # FSDP2: the root stays gathered, one block computes, the next is on its way; gradients are reduced in float32.
+    # FSDP2: the root stays gathered, one block computes, the next is being fetched; gradients are reduced in float32.
     gathered = (tables + 2 * net.layer_parameters) * learner.compute_bytes
     reduced = max(tables, 2 * net.layer_parameters) if learner.adapters is None else learner.adapters
     return {"weights gathered": gathered, "gradients reduced": 4 * reduced}
 
 
 def _merged(net: Network) -> dict[str, int]:
-    """The matrix that is computed with, merged in float32, beside the base's."""
+    """Return the matrix used for computing, merged in float32, besides the base's."""
     return {"a matrix merged": 2 * 4 * max(outputs * inputs for outputs, inputs in net.matrices)}
 
 
 def _mirror(net: Network, learner: LearnerShape) -> dict[str, int]:
-    """Quantised matrices beside the masters: kept from update to update by one rank; by several, gathered whole, from a
-    layer's forward to its backward. And one matrix in float32 three times over, while it is rounded or made whole."""
+    """Return quantised matrices besides the masters. One rank keeps them between updates; several gather them whole,
+    from a layer's forward to its backward. Plus one matrix in float32, three times, while it is rounded or restored."""
     if not learner.mirrored or net.low_bits is None:
         return {}
     layers = 1 if learner.ranks > 1 and learner.checkpointing else net.num_layers

@@ -1,18 +1,19 @@
-"""One rank of our engine over several GPUs: the shape of its part, and what its collectives take. Arithmetic only.
+"""One rank of our engine over several GPUs: the shape of its part, and the cost of its collectives. Arithmetic only.
 
-models.tensor_parallel computes it: o and down gather every rank's part and add them, the head gathers logits."""
+models.tensor_parallel computes it: o and down gather every rank's part and add them, the head gathers logits.
+"""
 
 from dataclasses import replace
 
 from config.network import Network
 from policies.roofline.devices import Device
 
-GATHER_S = 12e-6  # of one all-gather of a node's GPUs beside its bytes; an estimate
+GATHER_S = 12e-6  # of one all-gather of a node's GPUs, besides its bytes; an estimate
 _FLOAT_BYTES = 4
 
 
 def part_of_network(net: Network, ranks: int, *, tables: bool) -> Network:
-    """What one rank holds (`tables`: embedding and head whole), or reads in a step (its part of the head)."""
+    """Return what one rank holds (`tables`: embedding and head whole), or reads in a step (its part of the head)."""
     return replace(
         net,
         num_heads=-(-net.num_heads // ranks),
@@ -23,7 +24,7 @@ def part_of_network(net: Network, ranks: int, *, tables: bool) -> Network:
 
 
 def gathers_s(net: Network, ranks: int, rows: int, device: Device) -> float:
-    """Seconds of a step's collectives: two of each layer, one of the logits of `rows`."""
+    """Return the seconds of a step's collectives: two per layer, one for the logits of `rows`."""
     if ranks == 1:
         return 0.0
     moved = (ranks - 1) * rows * net.hidden_size * net.item_bytes
@@ -33,5 +34,5 @@ def gathers_s(net: Network, ranks: int, rows: int, device: Device) -> float:
 
 
 def gathered_bytes(net: Network, ranks: int, rows: int) -> int:
-    """Of the parts of one sum, and the sum in float32."""
+    """Return the bytes of the parts of one sum, and of the sum in float32."""
     return rows * net.hidden_size * (ranks * net.item_bytes + _FLOAT_BYTES) if ranks > 1 else 0

@@ -1,14 +1,15 @@
-"""From kernels to milliseconds on a device. Owns the constants and what they were fitted to; knows no engine.
+"""The time of kernels on a device, in milliseconds. Owns the constants and their fit; independent of engines.
 
     kernel = max(bytes, flops, walk of its blocks, launch floor) + gap;   step = sum of kernels + host
 
 Bytes and flops of a matrix product overlap imperfectly: their joint time is the p-norm of both. Flops come in tiles and
-waves: the best of a few tile shapes and splits of k, as the libraries choose, each wave as long as one tile.
+waves. The best of a few tile shapes and splits of k counts, as the libraries choose, and each wave lasts as long as one
+tile.
 
 SWEEP is fitted to every other decoding cell and to the draft lengths 3 and 15 of EfficientRollout's A100 sweep of
-Qwen2.5-7B (tests/policies/test_roofline.py holds the errors, and lists those that stay). It describes the engine of
-that sweep; of ours nothing was measured on a GPU yet, so DEFAULT takes its rates and leaves out its cost per request,
-which is Python there and arrays here. `benchmarks.gpu` prints what to correct.
+Qwen2.5-7B (tests/policies/test_roofline.py bounds the errors, and lists the remaining ones). It describes the engine of
+that sweep. Ours was not measured on a GPU yet. So DEFAULT takes its rates without its cost per request, which is Python
+there and arrays here. `benchmarks.gpu` prints what to correct.
 """
 
 import math
@@ -23,23 +24,23 @@ from policies.roofline.kernels import Kernel, Part, Walk, floor_bytes, step_kern
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceRates:
-    """What share of its peaks a device reaches, and what everything costs that is neither bytes nor flops."""
+    """The share of its peaks that a device reaches, and the costs that are neither bytes nor flops."""
 
     bandwidth_share: float
-    matmul_share: float  # of the peak, by a tile of 128 x 256 while its wave is full
-    overlap: float  # p of the p-norm; infinite: bytes and flops hide each other altogether
+    matmul_share: float  # of the peak, by a tile of 128 x 256 in a full wave
+    overlap: float  # p of the p-norm; infinite: bytes and flops hide each other entirely
     kernel_s: float = 1.8e-6  # shortest kernel in a graph
     gap_s: float = 0.7e-6  # between two of them
     # Of the host, for a launch without a graph: 8 us of Python, torch and Triton (benchmarks.step_host, EPYC), and 2 of
     # CUDA's own, assumed. The host runs ahead of the device: a step takes as long as the slower of the two.
     eager_kernel_s: float = 10e-6
     tile_s: float  # 64 keys of a head of 128 against 64 rows of queries, by one block
-    crowding: float  # by how much a further block on a multiprocessor prolongs the walk of those there
-    # Of a weight of four bits, by one multiprocessor of 128 lanes at 1.7 GHz: 10 instructions, as counted in sm_90's
-    # code beside bfloat16 (7 beside int8; 18 in sm_80's). No fit.
+    crowding: float  # factor by which another block on a multiprocessor prolongs the others' walk
+    # Per weight of four bits, by one multiprocessor of 128 lanes at 1.7 GHz: 10 instructions, as counted in sm_90's
+    # code with bfloat16 (7 with int8; 18 in sm_80's). Not fitted.
     unpack_s: float = 4.6e-11
-    host_s: float  # of a step: schedule, upload, download, the loop in Python
-    request_s: float = 0.0  # of a step and request
+    host_s: float  # per step: schedule, upload, download, the loop in Python
+    request_s: float = 0.0  # per step and request
 
 
 # Tile of a matrix product (rows, columns) and the share of matmul_share it reaches: small ones load more than they use.
@@ -63,7 +64,7 @@ class StepTime:
     """One engine step, predicted."""
 
     ms: float
-    floor_ms: float  # every weight and every key and value once at full bandwidth
+    floor_ms: float  # every weight and every key and value once, at full bandwidth
     launches: int
     by_part_ms: dict[Part, float]
     host_ms: float
@@ -83,7 +84,7 @@ def kernel_s(kernel: Kernel, device: Device, rates: DeviceRates = DEFAULT) -> fl
 
 
 def busy_s(kernel: Kernel, device: Device, rates: DeviceRates) -> float:
-    """Seconds by bytes, flops and walks alone."""
+    """Return the seconds by bytes, flops and walks alone."""
     moving = kernel.moved_bytes / (device.bandwidth_bytes_s * rates.bandwidth_share)
     if kernel.product is not None:
         computing = product_s(*kernel.product, device, rates) / kernel.speed
@@ -95,7 +96,7 @@ def busy_s(kernel: Kernel, device: Device, rates: DeviceRates) -> float:
 
 @lru_cache(maxsize=65536)
 def product_s(m: int, n: int, k: int, device: Device, rates: DeviceRates) -> float:
-    """Seconds of the flops of [m, k] times [k, n] alone, by the best tile and split of k."""
+    """Return the seconds of the flops of [m, k] times [k, n] alone, by the best tile and split of k."""
     per_multiprocessor = device.bf16_flops_s * rates.matmul_share / device.multiprocessors
     best = math.inf
     for rows, columns, share in _TILES:
@@ -103,14 +104,14 @@ def product_s(m: int, n: int, k: int, device: Device, rates: DeviceRates) -> flo
         for split in _SPLITS:
             waves = -(-tiles * split // device.multiprocessors)
             seconds = waves * 2.0 * rows * columns * k / split / (per_multiprocessor * share)
-            if split > 1:  # partial sums, float32, through memory
+            if split > 1:  # partial sums in float32, through memory
                 seconds += 8.0 * m * n * split / device.bandwidth_bytes_s
             best = min(best, seconds)
     return best
 
 
 def walk_s(walk: Walk, device: Device, rates: DeviceRates) -> float:
-    """Seconds until the last block has seen its keys."""
+    """Return the seconds until the last block has walked its keys."""
     waves = -(-walk.blocks // device.multiprocessors)
     tile_s = rates.tile_s * max(walk.rows, 32) / 64
     return (1 + rates.crowding * (waves - 1)) * -(-walk.keys // 64) * tile_s
@@ -156,7 +157,7 @@ def step_time(
     *,
     eager: bool = False,
 ) -> StepTime:
-    """A step of our engine: see `policies.roofline.kernels.step_kernels`."""
+    """Return the time of our engine's step: see `policies.roofline.kernels.step_kernels`."""
     kernels = step_kernels(net, batch, rows, context)
     floor_s = floor_bytes(net, batch, context) / device.bandwidth_bytes_s
     return time_of(kernels, device, rates, requests=batch, floor_s=floor_s, eager=eager)

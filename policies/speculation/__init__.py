@@ -1,1 +1,3 @@
-"""Which drafter, how deep, how wide, when, and when not at all: pure decisions from counts and seconds."""
+"""The choice of drafter, depth and width for each step, or of plain decoding: pure decisions from counts
+and seconds.
+"""

@@ -1,9 +1,9 @@
-"""How many drafted tokens stand, by depth: learned from every verification. Owns no cost and no choice.
+"""The number of accepted draft tokens, by depth, learned from every verification. Owns no cost and no choice.
 
-A drafter's chains share one table, each of its trees has its own. Per level of depth it counts how often a draft that
-stood so far goes on, and how often what it then says stands: a drafter which says little is not taken for one that is
-wrong. A level borrows from the one above it, the first from what the drafter's kind promises, a tree's from the chain's
-and a problem's from the pool's: what was never tried is extrapolated, and what was tried little is shrunk.
+A drafter's chains share one table; each of its trees has its own. Per depth it counts how often a draft accepted so far
+continues, and how often its next token is accepted. So a drafter with short drafts does not look like a wrong one. A
+level borrows from the one above it, the first from a prior of the drafter's kind, a tree's from the chain's, and a
+problem's from the pool's. So untried levels are extrapolated, and rarely tried ones are shrunk.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,66 +20,67 @@ from policies.steps import NO_REQUESTS, Int64Array, StepOutcome
 
 Float64Array = NDArray[np.float64]
 
-BORROWED = 4.0  # request-steps of which what is borrowed weighs as much as one's own
-HOPED = 2.0  # standard errors by which an optimist takes a share for larger than it was seen
-MEMORY = 512.0  # request-steps of its own after which what a table saw counts for half: change is followed
-DOUBT = 1024.0  # engine steps without it after which it does too: what lost long ago may have become better
-RENEWED = 32.0  # request-steps that count of older weights: new ones are mostly the old ones moved a little
-PROBLEMS = 1024  # of which something is remembered; the one not seen for longest leaves
+BORROWED = 4.0  # request-steps: the weight of borrowed evidence
+HOPED = 2.0  # standard errors by which an optimistic estimate exceeds the mean
+MEMORY = 512.0  # request-steps of its own after which a table's counts have half the weight, to follow change
+DOUBT = 1024.0  # engine steps without use after which they do too, since an old loser may have become better
+RENEWED = 32.0  # request-steps kept from older weights, since new weights differ little from them
+PROBLEMS = 1024  # number of remembered problems; the least recently seen is dropped
 
-# Counts, per level: drafts that could have gone on to it, did, stood there; and in drafting could have, did.
+# Counts, per level: drafts that could have continued to it, did, were accepted there; in drafting: could have, did.
 _TRIED, _OFFERED, _STOOD, _COULD, _MADE = range(5)
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """Per request and step, for every arm in the order given; [arms]."""
+    """Expectations per request and step, [arms], in the order of the arms."""
 
     accepted: Float64Array
-    hoped: Float64Array  # accepted, at best
+    hoped: Float64Array  # accepted, optimistically
     rows: Float64Array  # drafted nodes that the target verifies
 
 
 class AcceptanceModel:
-    """Of the drafters that `arms` name. Deterministic; a digest of a hold takes some tens of microseconds."""
+    """Acceptance of the drafters that `arms` name. Deterministic; learning from a hold takes some tens of
+    microseconds."""
 
     def __init__(self, arms: Sequence[Strategy], accepts: Mapping[str, float] | None = None) -> None:
-        """accepts: by drafter, the share of its tokens that is expected to stand before anything is known."""
+        """accepts: by drafter, the prior share of its tokens that is accepted."""
         arms = [arm for arm in arms if arm.depth]
         drafters = list(dict.fromkeys(arm.drafter for arm in arms))
         trees = list(dict.fromkeys(arm for arm in arms if arm.is_tree))
         chains = {name: table for table, name in enumerate(drafters)}
-        self._table = {arm: chains[arm.drafter] for arm in arms}  # a drafter's chains share one, each tree has its own
+        self._table = {arm: chains[arm.drafter] for arm in arms}  # a drafter's chains share one; each tree has its own
         self._table |= {tree: len(drafters) + i for i, tree in enumerate(trees)}
         self._chains = len(drafters)
         self._chain_of = np.array([chains[tree.drafter] for tree in trees], np.int64)  # [trees] tables
         width = max((arm.depth for arm in arms), default=1)
         tables = max(len(drafters) + len(trees), 1)
         self._at = np.array([self._table[arm] for arm in arms], np.int64), np.array([a.depth for a in arms], np.int64)
-        # P a draft goes on, P its token stands, P it goes on in drafting: before anything was seen.
+        # Prior P that a draft continues, that its token is accepted, that drafting continues.
         first = [_first(name, accepts or {}) for name in drafters] or [(0.5, 0.5)]
         self._first = np.array([(on, stands, on) for on, stands in first]).T[:, :, None]  # [3, chains, 1]
         self._counts = np.zeros((5, tables, width))
         self._shares = np.zeros(
             (5, tables, width)
-        )  # estimated: P it goes on, stands; both at best; goes on in drafting
+        )  # estimated P: it continues, is accepted; both optimistic; drafting continues
         self._nodes = np.zeros(tables)  # drafted
-        self._widths = np.array([tree.tokens_to_verify / tree.depth for tree in trees])  # nodes per level, at first
+        self._widths = np.array([tree.tokens_to_verify / tree.depth for tree in trees])  # prior nodes per level
         self._fill = np.ones(tables)  # nodes per level, as drafted
-        self._fresh = np.zeros(tables)  # request-steps of them since the drafter's memory grew last
+        self._fresh = np.zeros(tables)  # request-steps since the drafter's texts last grew
         self._clock = 0.0  # engine steps
-        self._stale = True  # the shares
-        self._slots: dict[int, int] = {}  # by problem, the one not seen for longest first; slot 0 is nobody's
+        self._stale = True  # the shares are out of date
+        self._slots: dict[int, int] = {}  # by problem, the least recently seen first; slot 0 is for no problem
         self._seen = np.zeros(1 + PROBLEMS)  # clock
         self._problems = np.zeros((tables, 1 + PROBLEMS, 5, width), np.float32)  # counts
         self._batch = _Batch(NO_REQUESTS, np.zeros(1, np.int64))
 
     def seen(self, strategy: Strategy) -> float:
-        """Request-steps that count of its table."""
+        """Return the effective number of request-steps in its table."""
         return float(self._counts[_COULD, self._table[strategy], 0])
 
     def learn(self, strategy: Strategy, outcomes: Sequence[StepOutcome]) -> None:
-        """Steps that drafted by it; those that drafted nothing say that it had nothing to say."""
+        """Learn from steps of this strategy. Those without drafts count as cases in which it had none to offer."""
         table = self._table.get(strategy)
         if table is None or not outcomes:
             return
@@ -102,7 +103,7 @@ class AcceptanceModel:
         self.passed(len(outcomes), table)
 
     def passed(self, steps: int, drafting: int | None = None) -> None:
-        """So many engine steps were made, by that table's strategies or plainly: doubt of all others grows."""
+        """Note engine steps of that table's strategies, or plain ones. The weight of all other tables falls."""
         self._clock += steps
         keep = np.full(len(self._nodes), 0.5 ** (steps / DOUBT))
         if drafting is not None:
@@ -112,7 +113,7 @@ class AcceptanceModel:
         self._stale = True
 
     def renewed(self, drafter: str) -> None:
-        """It has new weights: what was seen of the old ones is where to begin."""
+        """Note new weights: the old counts become a weak prior."""
         for table in {table for arm, table in self._table.items() if arm.drafter == drafter}:
             keep = min(1.0, RENEWED / max(self._counts[_COULD, table, 0], 1e-9))
             self._counts[:, table] *= keep
@@ -121,14 +122,14 @@ class AcceptanceModel:
         self._stale = True
 
     def grown(self, drafter: str) -> None:
-        """It knows more texts than before: what was seen is what to expect, but no reason to hope for no more. One that
-        was tried while it knew nothing is tried again."""
+        """Note that the drafter has more texts. The old counts stay the expectation, but do not limit optimism. So a
+        drafter tried when it knew nothing is tried again."""
         for table in {table for arm, table in self._table.items() if arm.drafter == drafter}:
             self._fresh[table] = 0.0
         self._stale = True
 
     def expected(self, prompt_ids: Int64Array) -> Expected:
-        """The mean over these requests; empty: over the pool."""
+        """Return the mean over these requests; if empty, over the pool."""
         batch = self._batch_of(prompt_ids)
         means = np.matmul(batch.shares, self._lives(slice(None), batch.found)).cumsum(2)
         tables, depths = self._at
@@ -136,13 +137,14 @@ class AcceptanceModel:
         return Expected(accepted, hoped, rows * self._fill[tables])
 
     def survival(self, strategy: Strategy, prompt_ids: Int64Array) -> tuple[Float64Array, Float64Array]:
-        """(drafted to depth j, accepted to depth j), each [R, strategy.depth] and not cut by any budget."""
+        """Return (drafted to depth j, accepted to depth j), each [R, strategy.depth], without any budget's cut."""
         table = self._table[strategy]
         lives = self._lives(slice(table, table + 1), self._batch_of(prompt_ids).slots)[:, 0, :, : strategy.depth]
         return lives[2], lives[0]
 
     def _lives(self, tables: slice, slots: Int64Array) -> Float64Array:
-        """[3, tables, slots, levels]: P a draft stands to the level, at best, and is drafted to it."""
+        """Return [3, tables, slots, levels]: P that a draft is accepted up to the level, optimistically, and is drafted
+        to it."""
         faded = 0.5 ** ((self._clock - self._seen[slots]) / DOUBT)
         tried, offered, stood, could, made = (self._problems[tables, slots] * faded[:, None, None]).transpose(
             2, 0, 1, 3
@@ -156,7 +158,7 @@ class AcceptanceModel:
     # Problems.
 
     def _batch_of(self, prompt_ids: Int64Array) -> "_Batch":
-        """Engines hand out the same array while the batch is the same."""
+        """Return the batch, cached by its array: engines pass the same array while the batch is the same."""
         if self._stale:
             self._estimate()
         if prompt_ids is not self._batch.prompt_ids:
@@ -165,9 +167,10 @@ class AcceptanceModel:
         return self._batch
 
     def _count(self, table: int, prompt_ids: Int64Array, levels: Int64Array) -> Float64Array:
-        """levels: [5, steps * R], to which each kind of count goes. Adds them to the problems'; returns their sum."""
+        """Count `levels`, [5, steps * R], the level reached per kind of count. Adds to the problems and returns the
+        sum."""
         width = self._counts.shape[2] + 1
-        known = len(prompt_ids) and levels.shape[1] % len(prompt_ids) == 0  # else nobody said whose they are
+        known = len(prompt_ids) and levels.shape[1] % len(prompt_ids) == 0  # otherwise the problems are unknown
         slots = self._batch_of(prompt_ids).slots if known else np.zeros(1, np.int64)
         which = np.arange(levels.shape[1]) % len(slots)
         found = np.bincount(
@@ -195,7 +198,7 @@ class AcceptanceModel:
     # The pool.
 
     def _estimate(self) -> None:
-        """Every level borrows from the one above it, or a tree's from the chain's."""
+        """Estimate all shares. Every level borrows from the one above it, or a tree's from the chain's."""
         self._stale = False
         # Hope is of what was seen since the memory grew.
         seen = self._counts[_COULD, :, 0]
@@ -227,10 +230,10 @@ class AcceptanceModel:
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """Whose problems run: what of it stays while the engine's batch is the same."""
+    """The problems of an engine's batch, kept while the batch is the same."""
 
     prompt_ids: Int64Array
-    slots: Int64Array  # [R], or nobody's
+    slots: Int64Array  # [R]; 0 for no problem
     found: Int64Array = field(init=False)  # [slots], each once
     shares: Float64Array = field(init=False)  # [slots] of the requests
 
@@ -241,7 +244,7 @@ class _Batch:
 
 
 def _first(drafter: str, accepts: Mapping[str, float]) -> tuple[float, float]:
-    """P it has something to say, P that stands. A network always has."""
+    """Return the prior P that it drafts at all, and that a token is accepted. A network always drafts."""
     entry = CATALOGUE.get(drafter)
     stands = accepts.get(drafter, 0.5 if entry is None else entry.accepts)
     return (1.0 if entry is not None and entry.is_network else 0.5), stands
@@ -256,7 +259,7 @@ def _stood(outcome: StepOutcome) -> Int64Array:
 
 
 def _cap(depth: int, outcome: StepOutcome) -> Int64Array:
-    """What a budget cut says nothing of what would have come after it."""
+    """Return the depth that each draft could reach: a budget's cut leaves the rest unknown."""
     drafted = _drafted(outcome)
     if outcome.room is None or len(outcome.room) != len(drafted):
         return np.full(len(drafted), depth)
@@ -264,6 +267,6 @@ def _cap(depth: int, outcome: StepOutcome) -> Int64Array:
 
 
 def _prompts_of(outcome: StepOutcome) -> Int64Array:
-    """The engine's array for the whole batch, where it is of those that drew."""
+    """Return the engine's array for the whole batch, if it covers the requests that drew."""
     whole, own = outcome.load.prompt_ids, outcome.prompt_ids
     return whole if own is None or len(own) == len(whole) else own

@@ -1,5 +1,4 @@
-"""Mode paper: the Bucketed-Epsilon-Greedy selector of TLT, Algorithm 1, to the letter. Owns its windows and its random
-stream.
+"""Mode paper: the Bucketed-Epsilon-Greedy selector of TLT, Algorithm 1, followed exactly.
 
 Where the paper is silent: without thresholds neighbouring groups are joined until every bucket has two arms, and each
 bucket holds twice the requests of the one before it, the last from half of the limit on; with fewer thresholds than
@@ -112,7 +111,7 @@ class BegMabPolicy:
         self._failed.add(drafter)
 
     def renewed(self, drafter: str) -> None:
-        self._failed.discard(drafter)  # and of what was measured the paper's window forgets by itself
+        self._failed.discard(drafter)  # the paper's window forgets old measurements by itself
 
     def new_target(self) -> None:
         pass
@@ -125,7 +124,7 @@ class BegMabPolicy:
 
 
 def _joined(groups: list[list[Strategy]]) -> list[list[Strategy]]:
-    """Neighbours together until each has two arms: one leaves nothing to choose and no drafter to fall back on."""
+    """Join neighbouring groups until each has two arms: one arm gives no choice, and no drafter to fall back on."""
     joined: list[list[Strategy]] = []
     for group in groups:
         if joined and len(joined[-1]) < 2:

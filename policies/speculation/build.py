@@ -1,4 +1,4 @@
-"""From the configuration to a policy."""
+"""Build the policy of a configuration."""
 
 from collections.abc import Sequence
 
@@ -22,12 +22,12 @@ def build_policy(
     lag: int = 0,
     costs: CostModel | None = None,
 ) -> StrategyPolicy | None:
-    """The policy of an engine that has `drafters`; None: no speculation (mode off, or nothing to draft with). One that
-    verifies no `trees` is offered none unless they are named; `lag`: steps from its choice to its use. `costs`: of
-    this engine's steps; the policy lets them observe every step.
+    """Build the policy of an engine that has `drafters`. None: no speculation (mode off, or nothing to draft with). If
+    the engine verifies no `trees`, the policy uses none unless they are named. `lag`: steps from a choice to its use.
+    `costs`: of this engine's steps; the policy passes it every step.
 
-    Raises ValueError for strategies that name a drafter which is not there, for mode fixed without exactly one, and
-    for mode roofline with anything but chains of one drafter.
+    Raises ValueError for strategies that name a missing drafter, for mode fixed without exactly one strategy, and for
+    mode roofline with anything but chains of one drafter.
     """
     if options.mode == "off":
         return None
@@ -66,7 +66,7 @@ def build_policy(
             max_running=options.running_limit,
             costs=costs,
         )
-    drafting = [arm for arm in arms if arm != PLAIN]  # plain decoding is an arm anyway
+    drafting = [arm for arm in arms if arm != PLAIN]  # plain decoding is always an arm
     return AdaptivePolicy(
         drafting,
         max_running=options.running_limit,
@@ -77,7 +77,7 @@ def build_policy(
 
 
 def build_budget(options: SpeculationOptions, policy: StrategyPolicy | None, slots: int) -> DraftBudget | None:
-    """What divides the drafts of an engine of so many `slots`; None: its strategy alone says how much is drafted."""
+    """Build the draft budget of an engine with `slots` slots; None: the strategy alone limits drafts."""
     if options.budget == "none" or not isinstance(policy, AdaptivePolicy):
         return None
     return LengthAwareBudget(policy.costs, policy.acceptance, slots)

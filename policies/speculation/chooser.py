@@ -1,8 +1,8 @@
-"""The default choice of strategies: the most tokens per second by a model of costs and a model of acceptance.
+"""The default choice of strategies: the most tokens per second by a cost model and an acceptance model.
 
-Of every arm, plain decoding among them, running * (1 + accepted) / (a step of those rows + its drafting) says what it
-should bring at this load; the largest decodes. Trials correct the models, and are made only where they can change the
-choice: of an arm that would win if all that is doubted of it went well. They are paid from an allowance of decode time.
+For every arm, including plain decoding, running * (1 + accepted) / (a step of those rows + its drafting) predicts the
+speed at this load. The fastest arm decodes. Trials correct the models. They are made only where they can change the
+choice: for an arm that would win under an optimistic estimate. They are paid from an allowance of decode time.
 """
 
 import math
@@ -35,9 +35,9 @@ PAID_FOR = 4.0  # or so many rows a batch, in those that the device computes for
 
 @dataclass(slots=True, kw_only=True)
 class _Hold:
-    """What stands for a bucket of batch sizes, though other sizes are decoded between its steps."""
+    """The decision for a bucket of batch sizes. It stays while other sizes are decoded in between."""
 
-    left: int = 0  # steps for which it stands
+    left: int = 0  # steps left until it is reconsidered
     strategy: Strategy = PLAIN
     reason: Reason = Reason.UNMEASURED
     advantage: float | None = None
@@ -59,7 +59,7 @@ class AdaptivePolicy:
         exploration: float,
         lag: int = 0,
     ) -> None:
-        """`costs`: with a calibration, or what steps teach it. `lag`: an arm is used so many steps after its choice."""
+        """`costs`: with a calibration, or learned from steps. `lag`: steps from a choice to its use."""
         self._arms = tuple(arm for arm in arms if arm.depth)
         self.costs = CostModel() if costs is None else costs
         self.acceptance = AcceptanceModel(self._arms) if acceptance is None else acceptance
@@ -111,7 +111,7 @@ class AdaptivePolicy:
             self._digest()
             self._decide(load, hold)
         hold.left -= 1
-        # A trial is one step; behind it the best, until what the trial brought is told.
+        # A trial is one step. After it the best arm decodes until the trial's outcome arrives.
         waits = hold.reason is Reason.TRIAL and hold.left < self._lag
         self._last = hold.best if waits else hold.strategy
         return self._last
@@ -138,7 +138,7 @@ class AdaptivePolicy:
             hold.left = 0
 
     def new_target(self) -> None:
-        """New weights come with the texts that were finished under the old ones: retrieval knows more."""
+        """Retrieval knows more with new weights, which come with the texts finished under the old ones."""
         self._digest()
         self._preparation.new_target()
         for drafter in {arm.drafter for arm in self._arms}:
@@ -207,24 +207,24 @@ class AdaptivePolicy:
             ledger.saved(drafter, saved_s, self._once_s(drafter))
 
     def _once_s(self, drafter: str) -> float:
-        """Seconds of making it ready, or of catching up: an investment, to be earned back."""
+        """Seconds of preparing it, or of its catching up: an investment to be earned back."""
         seconds = self.costs.switch_s(drafter)
         if seconds is None and _prepares(drafter):
             return CATALOGUE[drafter].prepares * (self.costs.step_s(1, 1, 1) or 0.0)
         return seconds or 0.0
 
     def _settle(self, drafted: dict[Strategy, list[StepOutcome]]) -> None:
-        """Of the stake of a trial stays what it lost against the best arm; if nothing came of it, the whole."""
+        """Charge a trial's actual loss against the best arm instead of its stake; without a result, the whole stake."""
         assert self._stake is not None
         strategy, stake_s, rate = self._stake
         self._stake = None
         lost_s = 0.0
         steps = drafted.get(strategy, [])
         for outcome in steps:
-            if outcome.kind is StepKind.DISTURBED:  # What prompts or a captured graph took is not the arm's.
+            if outcome.kind is StepKind.DISTURBED:  # Time of prompts or a captured graph is not the arm's.
                 continue
             took_s = outcome.elapsed_s
-            # Nor is a step that the machine interrupted; a copy of the target is late where it was made anew.
+            # Neither is an interruption by the machine. A copy of the target is late when it is made again.
             if outcome.kind is not StepKind.CAUGHT_UP or _prepares(strategy.drafter):
                 took_s = min(took_s, 2 * (self.expected_s(outcome) or took_s))
             lost_s += took_s - (outcome.load.running + outcome.accepted) / rate
@@ -276,13 +276,13 @@ class AdaptivePolicy:
         hold.others = max([1.0, *(one * plain_s / running for one in alone)])
         hold.reason = Reason.PLAIN_IS_FASTER if best is PLAIN else Reason.PAYS_MOST
         hold.left = int(hold.seconds / step_s)
-        if best is not PLAIN:  # What it promises is followed no further than it was seen.
+        if best is not PLAIN:  # Follow its promise no longer than it was observed.
             hold.left = min(hold.left, int(self.acceptance.seen(best) / running))
-        # The step that makes a drafter ready does not tell what its drafts take: the next one does.
+        # The step that prepares a drafter does not show its drafts' cost; the next one does.
         hold.left = max(hold.left, 1 + (_prepares(best.drafter) and self.costs.draft_s(best, running) is None))
 
     def _rate(self, load: Load, arm: int, rows: float, accepted: float) -> float:
-        """Tokens per second of an arm whose drafts have so many rows per request, so many of them accepted."""
+        """Return the tokens per second of an arm with `rows` draft rows per request, `accepted` of them accepted."""
         strategy = self._arms[arm]
         seconds = self._seconds(load, strategy, rows) * self._ledger.lateness(strategy.drafter)
         return load.running * (1 + accepted) / (seconds + self._joining_s(load, strategy, seconds))
@@ -306,7 +306,8 @@ class AdaptivePolicy:
         return step_s + (draft_s or 0.0)
 
     def _joining_s(self, load: Load, strategy: Strategy, seconds: float) -> float:
-        """Per step of so many seconds: what starting the drafter costs, spread over the steps that it may stay."""
+        """Return the cost of starting the drafter per step of `seconds`, spread over the steps for which it
+        may stay."""
         if price_s := self._prepare_s(strategy.drafter):
             plain_s = self.costs.step_s(load.running, load.running, load.context_tokens)
             assert plain_s is not None
@@ -316,22 +317,22 @@ class AdaptivePolicy:
         return self._switch_s(strategy) / STAY_STEPS
 
     def _prepare_s(self, drafter: str) -> float:
-        """Seconds until it can draft for the target's weights."""
+        """Return the seconds until it can draft for the target's weights."""
         return 0.0 if not _prepares(drafter) or self._preparation.ready(drafter) else self._once_s(drafter)
 
     def _switch_s(self, strategy: Strategy) -> float:
-        """What catching up costs if it is the next to draft."""
+        """Return the cost of catching up if it drafts next."""
         return 0.0 if strategy.drafter == self._last.drafter else self._catch_up_s(strategy.drafter)
 
     def _catch_up_s(self, drafter: str) -> float:
-        """One that is made ready has nothing to catch up with: it was late for that."""
+        """Return the cost of catching up; 0 for a drafter that is prepared instead."""
         return 0.0 if _prepares(drafter) else self._once_s(drafter)
 
     def _trial(
         self, load: Load, candidates: list[int], expected: Expected, best: Strategy, rate: float
     ) -> tuple[Strategy, float] | None:
-        """The arm that might gain the most for what its trial may lose, and that; None: none that the allowance pays
-        for could change the choice."""
+        """Return the arm with the largest possible gain per possible loss of its trial, and that loss. None if no
+        affordable trial could change the choice."""
         chosen, most = None, 0.0
         step_s = load.running / rate
         for i in candidates:
@@ -344,7 +345,7 @@ class AdaptivePolicy:
             gain = load.running * (1 + hoped) / (seconds + self._joining_s(load, arm, seconds)) / rate - 1
             if gain <= MARGIN:
                 continue
-            # If it drafts all it may, and nothing of it stands. Then the best arm is switched on again.
+            # Worst case: it drafts all it may, and nothing is accepted. Then the best arm is switched on again.
             lost_s = self._seconds(load, arm, arm.tokens_to_verify, hoping=True) - step_s
             again_s = 0.0 if arm.drafter == best.drafter else self._catch_up_s(best.drafter)
             stake_s = max(lost_s, 0.0) + self._switch_s(arm) + self._prepare_s(arm.drafter) + again_s
@@ -375,7 +376,7 @@ def _bucket(running: int) -> int:
 
 
 def _rounded(rows: float) -> int:
-    """To 1 in 32, so that the cost model finds most of what it is asked among what it was asked before."""
+    """Round to 1 in 32, so that the cost model's cache has most of the queries."""
     count = round(rows)
     shift = max(count.bit_length() - 6, 0)
     return (count + (1 << shift >> 1)) >> shift << shift

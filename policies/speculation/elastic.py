@@ -1,9 +1,9 @@
-"""Speculate only while few requests run (TLT 5.1), and stop again when they become more."""
+"""Speculate only while few requests run (TLT 5.1), with hysteresis."""
 
 
 class ElasticSwitch:
-    """On up to `max_running` requests. Once off, it stays off until an eighth fewer run, so that it does not flutter
-    while requests come and go around the threshold."""
+    """Speculation with up to `max_running` requests. Once off, it stays off until an eighth fewer run, so that it does
+    not flutter while requests come and go around the threshold."""
 
     def __init__(self, max_running: int) -> None:
         self._off_above = max_running

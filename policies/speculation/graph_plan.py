@@ -1,9 +1,9 @@
-"""Which CUDA graphs an engine captures, and which one serves a step. Pure; owns no graph and no memory.
+"""The CUDA graphs that an engine captures, and the one that serves a step. Pure; owns no graph and no memory.
 
-A graph is one static shape: a model (target or drafter), a number of requests, a number of packed rows; context
-lengths are no part of it. TLT 5.1, "Memory-Efficient CUDAGraph Capture": batch sizes in buckets, larger ones with fewer
-tokens to verify; target and drafter captured apart, since top-k shapes only what the drafter computes and tokens to
-verify only what the target does; equal shapes of different strategies captured once.
+A graph is one static shape: a model (target or drafter), a number of requests, a number of packed rows. Context lengths
+are not part of it. TLT 5.1, "Memory-Efficient CUDAGraph Capture": batch sizes come in buckets, larger ones with fewer
+tokens to verify. Target and drafter are captured separately, since top-k affects only the drafter's shapes, and tokens
+to verify only the target's. Equal shapes of different strategies are captured once.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -14,7 +14,7 @@ from config.catalogue import CATALOGUE
 from config.strategy import Strategy
 
 Kind = Literal["target", "drafter"]
-ArmsAt = Callable[[int], Iterable[Strategy]]  # running requests -> the strategies that may be chosen then
+ArmsAt = Callable[[int], Iterable[Strategy]]  # running requests -> the strategies that may be chosen at that load
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -43,7 +43,7 @@ class GraphShape:
 @dataclass(frozen=True, slots=True)
 class CapturePlan:
     """Graphs to capture, the largest first (their memory then serves the smaller ones). The naive plan repeats equal
-    shapes, once for each strategy."""
+    shapes, once per strategy."""
 
     graphs: tuple[GraphShape, ...]
     drafts: tuple[tuple[int, Strategy], ...] = ()  # requests and strategy of a network drafter, the most requests first
@@ -51,20 +51,20 @@ class CapturePlan:
     def graph_for(
         self, kind: Kind, requests: int, total_rows: int, most: int, *, tree: bool = False
     ) -> GraphShape | None:
-        """The captured graph that holds such a step with the fewest rows that nobody needs; None: eager."""
+        """Return the captured graph for such a step with the fewest unused rows; None: eager."""
         fitting = (g for g in self.of(kind) if g.tree == tree and g.holds(requests, total_rows, most))
         return min(fitting, key=lambda graph: (graph.total_rows, graph.most_rows, graph.batch), default=None)
 
     @property
     def captures(self) -> int:
-        """Graphs that our engine captures: of a drafter whole drafts, and one to catch up for each bucket unless it
-        shares the target's cache, in which there is nothing to catch up with."""
+        """The number of graphs that our engine captures. A network drafter has its drafts, and one catch-up graph per
+        bucket unless it shares the target's cache, where it has nothing to catch up with."""
         followed = {(batch, arm.drafter) for batch, arm in self.drafts if not CATALOGUE[arm.drafter].shares_cache}
         return len(self.of("target")) + len(self.drafts) + len(followed)
 
     @property
     def passes(self) -> int:
-        """Of the whole target, or of a copy of it, in all captured graphs together: what their nodes are counted by."""
+        """Passes over the whole target, or a copy of it, in all captured graphs: the measure of their nodes."""
         copied = sum(arm.depth - 1 for _, arm in self.drafts if CATALOGUE[arm.drafter].shares_cache)
         return self.captures + copied
 
@@ -73,9 +73,8 @@ class CapturePlan:
 
 
 def batch_buckets(max_running: int) -> tuple[int, ...]:
-    """Batch sizes worth a graph: 1, 2, 4, 8, 16, then two per doubling (24, 32, 48, 64 ...), and max_running itself.
-
-    At most half as many rows again are computed for nobody; decoding is bound by weights there, not by rows.
+    """Return the batch sizes worth a graph: 1, 2, 4, 8, 16, then two per doubling (24, 32, 48, 64 ...), and
+    max_running. At most half as many rows again are computed in vain. Decoding there is bound by weights, not by rows.
     """
     sizes = [1, 2, 4, 8, 16]
     while sizes[-1] < max_running:
@@ -84,7 +83,7 @@ def batch_buckets(max_running: int) -> tuple[int, ...]:
 
 
 def bucketed_plan(arms_at: ArmsAt, batches: Sequence[int], *, plain: bool = True) -> CapturePlan:
-    """Plain decoding (unless not asked for) at every bucket, and what the strategies need that may be chosen there.
+    """Plan graphs for plain decoding (unless `plain` is false) at every bucket, and for the strategies of each bucket.
 
     batches ascend; bucket i serves batches[i - 1] + 1 .. batches[i] requests. `StrategyPolicy.arms_at` is an ArmsAt.
     Chains are ragged: rows between those of plain decoding and of the strategies are captured too (`_ragged`), and a
@@ -111,19 +110,19 @@ def bucketed_plan(arms_at: ArmsAt, batches: Sequence[int], *, plain: bool = True
 
 
 def naive_plan(strategies: Iterable[Strategy], batches: Sequence[int]) -> CapturePlan:
-    """One capture per strategy and batch size, target and drafter together: what the bucketed plan is compared with."""
+    """Plan one capture per strategy and batch size, target and drafter together: the baseline of the bucketed plan."""
     return CapturePlan(
         _largest_first(shape for arm in strategies for batch in batches for shape in _shapes(arm, batch))
     )
 
 
 def target_rows(strategy: Strategy) -> int:
-    """Rows per request of a verification: the last known token and the drafted ones."""
+    """Return the rows per request of a verification: the last known token and the drafted ones."""
     return 1 + strategy.tokens_to_verify
 
 
 def drafter_rows(strategy: Strategy) -> int | None:
-    """Rows per request of a drafting pass, one level of expansion; None: the drafter is no network."""
+    """Return the rows per request of a drafting pass, one level of expansion; None if the drafter is no network."""
     entry = CATALOGUE.get(strategy.drafter)
     return strategy.top_k if entry is not None and entry.is_network else None
 
@@ -135,7 +134,7 @@ def _shapes(strategy: Strategy, batch: int) -> list[GraphShape]:
 
 
 def _ragged(chains: set[int]) -> list[int]:
-    """`chains`, and doublings where two of them lie a factor of three or more apart: 1, 9 -> 1, 2, 4, 9."""
+    """Return `chains`, plus doublings between values a factor of three or more apart: 1, 9 -> 1, 2, 4, 9."""
     widths: list[int] = []
     for rows in sorted(chains):
         while widths and rows >= 3 * widths[-1]:

@@ -1,16 +1,16 @@
-"""Draft budgets by length (DAS 4.2): requests that will hold up the batch draft more, others less. Owns the rule.
+"""Draft budgets by length (DAS 4.2): requests that may delay the batch draft more, others less. Owns the rule.
 
-A pass over n rows costs base + row * n. Every request pays for its rows, and the base is shared among the requests by
-how likely each keeps the batch waiting: that share is the *price of a pass* to it. It drafts to the depth d at which
-its tokens become cheapest,
+A pass over n rows costs base + row * n. Every request pays for its rows. The base is shared among the requests by how
+likely each delays the batch; that share is its *price of a pass*. It drafts to the depth d at which its tokens are
+cheapest,
 
     (price + row * (1 + drafted(d))) / (1 + accepted(d)).
 
-With the prices of the optimum, which add up to the base, this is the optimum of the paper's (6), with an accepted token
-taking the place of a row (docs/concepts/speculation.md, "Budgets by length"). A price is the derivative of the batch's
-length in passes, max_i T_i, and of a length only a distribution is known: so the maximum is a power mean, whose
-derivative is (T_i / max T) ** POWER, and the mean over quantiles of what is left is taken. While requests wait for a
-place, every pass counts for all of them, and all prices are equal.
+With the optimal prices, which add up to the base, this is the optimum of the paper's (6), with an accepted token in
+place of a row (docs/concepts/speculation.md, "Budgets by length"). A price is the derivative of the batch's length in
+passes, max_i T_i. Only a distribution of each length is known. So the maximum is replaced by a power mean, with
+derivative (T_i / max T) ** POWER, averaged over quantiles of the remaining length. While requests wait for a slot,
+every pass counts for all of them, and all prices are equal.
 """
 
 import numpy as np
@@ -25,35 +25,35 @@ from policies.steps import Load
 
 FloatArray = NDArray[np.float64]
 
-POWER = 4.0  # of the mean that stands for the maximum: larger trusts the lengths more
+POWER = 4.0  # of the power mean that replaces the maximum: larger trusts the lengths more
 QUANTILES = 16  # of the length of a response
-EVERY_STEPS = 16  # a division stands for so many steps of the same requests, longer where steps are short:
-_DIVISION_S, _SHARE = 400e-6, 0.005  # it takes about so long, and may take such a share of all time
-_MOST_STEPS = 64  # for which one is not yet out of date; where it would have to stand longer, there is none
-SLACK = 0.003  # of the cheapest token: as much drafting as costs no more, for it also tells what is accepted
-_ALL = 1 << 40  # as much as its strategy says
+EVERY_STEPS = 16  # steps for which a division holds with the same requests; more if steps are short:
+_DIVISION_S, _SHARE = 400e-6, 0.005  # the time that one takes, and the share of all time that it may take
+_MOST_STEPS = 64  # longest time of a division; if it would have to hold longer, there is none
+SLACK = 0.003  # of the cheapest token: draft as deep as this allows, since drafts also measure acceptance
+_ALL = 1 << 40  # as much as the strategy drafts
 _ROUNDS = 5  # of bisection for the rows of a pass
-MIN_RUNNING = 4  # of fewer requests, nearly all are the longest one's time
+MIN_RUNNING = 4  # with fewer requests, nearly all of the time is the longest one's
 
 
 class LengthAwareBudget:
     """See the module docstring; implements DraftBudget. Trees are verified whole, whatever they cost."""
 
     def __init__(self, costs: CostModel, acceptance: AcceptanceModel, slots: int, seed: int = 0) -> None:
-        """`slots`: places in the running batch."""
+        """`slots`: size of the running batch."""
         self._costs, self._acceptance = costs, acceptance
         self._statistics = LengthStatistics()
-        # Every request is at another quantile of its length in each of the columns, but keeps them while it runs.
+        # Each request has another quantile of its length in every column, fixed while it runs.
         strata = np.tile((np.arange(QUANTILES) + 0.5) / QUANTILES, (slots, 1))
         self._quantiles = np.random.default_rng(seed).permuted(strata, axis=1).T
         self._keys = np.full(slots, -1, np.int64)  # of the problems; -1: an evaluation's, or none
         self._classes = np.full(slots, int(LengthClass.UNKNOWN), np.int64)
-        self._entered = np.zeros(slots, np.int64)  # tokens a request had when it came
+        self._entered = np.zeros(slots, np.int64)  # tokens of a request when it entered
         self._longest_limit = 0
-        self._standing: tuple[Int64Array, Strategy] | None = None  # the requests that the division is of
+        self._standing: tuple[Int64Array, Strategy] | None = None  # the requests and strategy of the present division
         self._division = np.full(slots, _ALL)  # by slot
         self._every, self._left = EVERY_STEPS, 0
-        self._least = 0  # steps that a division stands, whoever comes or goes
+        self._least = 0  # steps for which a division holds, even if requests change
 
     def begin(self, slot: int, prompt_tokens: Int32Array, drawn: int, limit: int) -> None:
         key = problem_key(prompt_tokens)
@@ -69,7 +69,7 @@ class LengthAwareBudget:
         self._division[slot] = _ALL
 
     def remember(self, prompts: list[Int32Array], responses: list[Int32Array]) -> None:
-        """Another worker's limits are taken for this one's."""
+        """Assume this worker's limits for other workers' rollouts."""
         for prompt, response in zip(prompts, responses, strict=True):
             key = problem_key(prompt)
             ended = len(response) < self._longest_limit or not self._longest_limit
@@ -104,7 +104,7 @@ class LengthAwareBudget:
     def _divide(
         self, load: Load, slots: Int64Array, drawn: Int64Array, room: Int64Array, strategy: Strategy
     ) -> Int64Array | None:
-        """None: nothing is known to divide by."""
+        """Return the depths; None if lengths or costs are unknown."""
         requests, left = load.running, self.left(slots, drawn, room)
         if left is None:
             return None
@@ -114,7 +114,7 @@ class LengthAwareBudget:
         shares = np.full(requests, 1 / requests) if load.waiting else waiting_shares(left)
         fewest, most = float(requests), requests + float(drafted[:, -1].sum())
         depths: Int64Array | None = None
-        for _ in range(_ROUNDS):  # the more rows a pass has, the more a row costs, and the fewer are drafted
+        for _ in range(_ROUNDS):  # more rows in a pass make each row dearer, so fewer are drafted
             rows = (fewest + most) / 2
             costs = self._tangent(load, rows)
             if costs is None:
@@ -128,13 +128,13 @@ class LengthAwareBudget:
         return depths
 
     def left(self, slots: Int64Array, drawn: Int64Array, room: Int64Array) -> FloatArray | None:
-        """[S, R]: tokens that each request still gets, in S ways it may go; None: nobody knows."""
+        """Return [S, R]: remaining tokens of each request, in S scenarios; None if unknown."""
         if not self._statistics.known:
             return None
         return self._statistics.remaining(self._classes[slots], drawn, room + 1, self._quantiles[:, slots])
 
     def _tangent(self, load: Load, rows: float) -> tuple[float, float] | None:
-        """(seconds of a pass without its rows, of a row) where passes have about so many rows."""
+        """Return (seconds of a pass without its rows, per row) near this number of rows."""
         half = max(load.running / 2, 1.0)
         low, high = max(int(rows - half), load.running), int(rows + half) + 1
         ends = [self._costs.step_s(load.running, at, load.context_tokens) for at in (low, high)]
@@ -147,7 +147,7 @@ class LengthAwareBudget:
 
 
 def waiting_shares(left: FloatArray) -> FloatArray:
-    """[R], of sum 1: how much of a pass's base each request answers for; left: [S, R] tokens, S ways it may go."""
+    """Return [R], with sum 1: each request's share of a pass's base. left: [S, R] tokens, in S scenarios."""
     nearness = (left / left.max(1, keepdims=True)) ** POWER
     shares: FloatArray = (nearness / nearness.sum(1, keepdims=True)).mean(0)
     return shares
@@ -156,9 +156,8 @@ def waiting_shares(left: FloatArray) -> FloatArray:
 def cheapest_depths(
     prices_s: FloatArray, row_s: float, drafted: FloatArray, tokens: FloatArray, slack: float = SLACK
 ) -> Int64Array:
-    """[R]: the depth at which a token of each request costs least, or the deepest that costs hardly more (`slack` of
-    it). drafted, tokens: [R, 1 + D], rows drafted and tokens gained by a pass that drafts to depths 0, 1, ...;
-    prices_s: [R]."""
+    """Return [R]: the depth of each request's cheapest token, or the deepest within `slack` of it. drafted, tokens: [R,
+    1 + D], rows drafted and tokens gained by a pass that drafts to depths 0, 1, ...; prices_s: [R]."""
     cost = (prices_s[:, None] + row_s * (1 + drafted)) / tokens
     good = cost <= (1 + slack) * cost.min(1, keepdims=True)
     last: Int64Array = good.shape[1] - 1 - np.argmax(good[:, ::-1], axis=1)

@@ -1,10 +1,10 @@
-"""How long responses get, by problem and by what they have already: the length prediction of DAS 4.2.3.
+"""Expected response length, by problem and by tokens so far: the length prediction of DAS 4.2.3.
 
-Owns the statistics and their file; never decides what is drafted, reads no clock. Problems are known by a hash of their
-prompt, so that every worker's rollouts count. A problem's *initial class* is the one most of its recent rollouts fell
-into; for every initial class there is a histogram over log-length of how many responses came so far and how many ended
-there. It gives the whole distribution of what is left, P(length | length so far, initial class), of which the paper
-takes the most likely class; responses that were aborted or cut off at their limit count as far as they came.
+Owns the statistics and their file. Never decides what is drafted, reads no clock. Problems are identified by a hash of
+their prompt, so that every worker's rollouts count. A problem's *initial class* is the most frequent class of its
+recent rollouts. For every initial class a histogram over log-length counts how many responses reached a bin and how
+many ended there. It gives the whole distribution of the rest, P(length | length so far, initial class). The paper uses
+its most likely class. Responses that were aborted or truncated count as far as they came.
 """
 
 import json
@@ -27,12 +27,12 @@ _log = logging.getLogger(__name__)
 _FILE, _FORMAT = "lengths.json", 1
 _PER_OCTAVE = 4
 _BINS = 21 * _PER_OCTAVE  # up to two million tokens
-_RECENT = 16  # rollouts of a problem that vote for its class
-_PROBLEMS = 1 << 16  # kept, oldest use first to leave: about 300 bytes each
-_WAITING = 1 << 14  # ends that wait for the next weights; then they count at once
-_HALF_LIFE = 4096.0  # rollouts after which one counts half: lengths move with the policy
-_POOL = 8.0  # the pool's hazard counts as so many responses of the class itself
-_HAZARD = 0.2  # chance to end within a bin where no response has been
+_RECENT = 16  # rollouts of a problem that determine its class
+_PROBLEMS = 1 << 16  # kept, the least recently used dropped first: about 300 bytes each
+_WAITING = 1 << 14  # pending ends; further ones are entered at once
+_HALF_LIFE = 4096.0  # rollouts after which one has half the weight: lengths change with the policy
+_POOL = 8.0  # responses that the pool's hazard counts for
+_HAZARD = 0.2  # chance to end within a bin that no response has reached
 
 
 class LengthClass(IntEnum):
@@ -42,13 +42,13 @@ class LengthClass(IntEnum):
 
 
 def problem_key(prompt_tokens: NDArray[np.int32]) -> int:
-    """The same in every process, and in every run on these prompts."""
+    """Return the problem's key, the same in every process, and in every run on these prompts."""
     return int.from_bytes(blake2b(prompt_tokens.tobytes(), digest_size=6).digest(), "little")
 
 
 class LengthStatistics:
-    """Ends are entered when the target gets new weights: within a round the short responses end first, and a problem
-    judged by them alone would look short."""
+    """Statistics of response lengths. Ends are entered when the target gets new weights: within a round short responses
+    end first, and would make a problem look short."""
 
     def __init__(self) -> None:
         self._recent: OrderedDict[int, list[int]] = OrderedDict()  # by problem: bins of its last lengths
@@ -58,16 +58,16 @@ class LengthStatistics:
         self._bounds = (0, 0)
 
     def __len__(self) -> int:
-        """Problems with a history."""
+        """Return the number of problems with a history."""
         return len(self._recent)
 
     @property
     def known(self) -> bool:
-        """Any response has ended."""
+        """Whether any response has ended."""
         return bool(self._ended.any())
 
     def class_of(self, key: int) -> LengthClass:
-        """Most of the problem's recent rollouts; the longer one of two that are as many."""
+        """Return the most frequent class of the problem's recent rollouts; the longer one of a tie."""
         recent = self._recent.get(key)
         if not recent:
             return LengthClass.UNKNOWN
@@ -81,9 +81,9 @@ class LengthStatistics:
     def add(
         self, key: int, initial: LengthClass, tokens: int, *, entered: int = 0, finished: bool = True, ended: bool
     ) -> None:
-        """A response of the problem, which was of class `initial` when it began, has so many tokens; the first
-        `entered` of them were counted before. Not `finished`: it was aborted or preempted, and says nothing of its
-        problem's class. Not `ended`: nor did it end by itself."""
+        """Add a response of the problem with `tokens` tokens. `initial`: the problem's class when it began. `entered`:
+        tokens already counted. Not `finished`: aborted or preempted, so without evidence for the problem's class. Not
+        `ended`: it did not end by itself either."""
         if tokens < 1:
             return
         self._waiting.append((key, initial, entered, tokens, finished, finished and ended))
@@ -123,8 +123,8 @@ class LengthStatistics:
         self._bounds = (int(np.searchsorted(shares, 1 / 3)), int(np.searchsorted(shares, 2 / 3)))
 
     def remaining(self, classes: Int64Array, drawn: Int64Array, room: Int64Array, shares: FloatArray) -> FloatArray:
-        """[S, R] tokens that responses of these initial classes, with `drawn` tokens, still get, at the quantiles
-        `shares` [S, R] of what is left; at most `room`, at least 1."""
+        """Return [S, R] remaining tokens of responses of these initial classes with `drawn` tokens, at the quantiles
+        `shares` [S, R] of the rest; at most `room`, at least 1."""
         assert self._hazards is not None, "asked before anything ended"
         left = np.empty_like(shares)
         start = _PER_OCTAVE * np.log2(np.maximum(drawn, 1))
@@ -141,7 +141,7 @@ class LengthStatistics:
 
     def save(self, directory: str) -> None:
         """Write the statistics to `directory`, atomically. Raises OSError."""
-        kept = deepcopy(self)  # what waits for the round's end is saved, and goes on waiting here
+        kept = deepcopy(self)  # saves pending ends too, which stay pending here
         kept.settle()
         path = Path(directory) / _FILE
         document = {
@@ -156,7 +156,7 @@ class LengthStatistics:
         partial.replace(path)
 
     def load(self, directory: str) -> None:
-        """Restore what `save` wrote. What is missing or damaged leaves them as they are, with a warning."""
+        """Restore what `save` wrote. If it is missing or damaged, the state stays as it is, with a warning."""
         path = Path(directory) / _FILE
         try:
             self._restore(json.loads(path.read_text(encoding="utf-8")))

@@ -1,4 +1,4 @@
-"""The seam between an engine and what chooses its strategies: called in its loop, before and after each step."""
+"""Interface between an engine and its strategy policy: called in the engine's loop, before and after each step."""
 
 from collections.abc import Sequence
 from enum import StrEnum
@@ -10,62 +10,62 @@ from policies.steps import Load, StepOutcome
 
 
 class Reason(StrEnum):
-    """Why a step decodes the way it does: what a report says where speculation was off."""
+    """Why a step decodes the way it does. Reports use it to explain steps without speculation."""
 
     PAYS_MOST = "pays most"
     TRIAL = "trial"
     PLAIN_IS_FASTER = "plain is faster"
     TOO_MANY = "more requests than max_running"
-    NO_DRAFTER = "no drafter"  # none of those that strategies name is at hand, or all failed
-    UNMEASURED = "unmeasured"  # what a step costs is not known yet
+    NO_DRAFTER = "no drafter"  # no drafter that strategies name is available, or all failed
+    UNMEASURED = "unmeasured"  # a step's cost is not known yet
     FIXED = "fixed"
 
 
 class StrategyPolicy(Protocol):
-    """Chooses per engine step. Both calls together cost at most 50 us, and about 1 us while nothing is reconsidered.
+    """Chooses a strategy per engine step. Both calls together cost at most 50 us, and about 1 us while a choice holds.
 
-    Picklable before its first call; clock-free and random only through its own seed.
+    Picklable before its first call; clock-free, and random only through its own seed.
     """
 
     @property
     def max_nodes(self) -> int:
-        """The most drafted tokens per request of any strategy it may choose."""
+        """The most drafted tokens per request of any strategy that it may choose."""
 
     def arms_at(self, running: int) -> Sequence[Strategy]:
-        """Every strategy that it may choose for `running` >= 1 requests; plain decoding may be missing."""
+        """Return every strategy that it may choose for `running` >= 1 requests; plain decoding may be missing."""
 
     def choose(self, load: Load) -> Strategy:
-        """The strategy of the step at hand."""
+        """Return the strategy of the next step."""
 
     @property
     def reason(self) -> Reason:
-        """Of the last choice."""
+        """The reason of the last choice."""
 
     @property
     def advantage(self) -> float | None:
-        """At the last choice, the predicted speed of the best drafts beside plain decoding's; None: nothing was."""
+        """The predicted speed of the best drafts relative to plain decoding at the last choice; None: no prediction."""
 
     def record(self, outcome: StepOutcome) -> None:
-        """What the step brought for which `choose` was asked last, of whatever kind."""
+        """Take the outcome of the step for which `choose` was last called, of any kind."""
 
     def unavailable(self, drafter: str) -> None:
         """The drafter failed: do not choose it until it is `renewed`."""
 
     def renewed(self, drafter: str) -> None:
-        """The drafter has new weights: what was measured of it is past."""
+        """The drafter has new weights, so its old measurements lose their validity."""
 
     def new_target(self) -> None:
-        """The target has new weights: a copy of it has to be made anew."""
+        """The target has new weights, so a copy of it must be made again."""
 
     def plain_s(self, load: Load) -> float | None:
-        """Seconds of a plain decoding step of that load; None: never measured, or not lately."""
+        """Return the seconds of a plain decoding step of that load; None: never measured, or not recently."""
 
     def expected_s(self, outcome: StepOutcome) -> float | None:
-        """Seconds that this step, with the rows it had, should have taken; None: the policy predicts none."""
+        """Return the expected seconds of this step, given its rows; None if the policy predicts none."""
 
 
 class FixedPolicy:
-    """Always the same strategy while at most `max_running` requests decode; `PLAIN` is 'off'."""
+    """Always the same strategy while at most `max_running` requests decode; `PLAIN` means off."""
 
     def __init__(self, strategy: Strategy, max_running: int = 1 << 30, costs: CostModel | None = None) -> None:
         self._strategy, self._max_running, self._costs = strategy, max_running, costs

@@ -1,47 +1,47 @@
-"""What it takes to make a drafter ready for new weights of the target, and how long that will serve.
+"""The preparation of a drafter for new target weights, and how long these will serve.
 
-A copy of the target is made anew at its first draft after every update. The rest of the rollouts with these weights
-must earn that price back. How long weights serve is known from the updates before; of the first ones it is a guess.
+A copy of the target is made again at its first draft after every update. The remaining rollouts with these weights must
+earn back that cost. The lifetime of weights is estimated from earlier updates; for the first ones it is a guess.
 """
 
 from collections import deque
 
 REMEMBERED = 8  # updates
 FIRST_STEPS = 256  # plain steps that the first weights are expected to serve
-PATIENCE = 4.0  # prices that the first weights have served
-LONGER = 1.0  # of the time that weights have served: what they serve beyond all that is known
+PATIENCE = 4.0  # multiples of the price that the first weights must have served
+LONGER = 1.0  # of the time served so far: expected rest beyond all known lifetimes
 
 
 class Preparation:
-    """Of one engine; seconds are those of its decoding steps."""
+    """The preparation in one engine. Seconds are those of its decoding steps."""
 
     def __init__(self) -> None:
-        self._lasted: deque[float] = deque(maxlen=REMEMBERED)  # seconds that weights served
-        self._served_s = 0.0  # by those at hand
+        self._lasted: deque[float] = deque(maxlen=REMEMBERED)  # lifetimes of weights in seconds
+        self._served_s = 0.0  # by the present weights
         self._ready: set[str] = set()  # drafters
 
     def new_target(self) -> None:
-        """Other weights from now on."""
+        """The target's weights have changed."""
         if self._served_s > 0.0:
             self._lasted.append(self._served_s)
         self._served_s = 0.0
         self._ready.clear()
 
     def decoded(self, seconds: float) -> None:
-        """A decoding step took so long."""
+        """A decoding step took `seconds`."""
         self._served_s += seconds
 
     def drafted(self, drafter: str) -> None:
-        """It is ready for the weights at hand."""
+        """The drafter is ready for the present weights."""
         self._ready.add(drafter)
 
     def ready(self, drafter: str) -> bool:
-        """Whether it has drafted for the weights at hand."""
+        """Whether it has drafted for the present weights."""
         return drafter in self._ready
 
     def remaining_s(self, price_s: float, plain_s: float, *, known: bool) -> float:
-        """Seconds that the weights at hand will still serve, on average; plain_s: of a plain step. Not `known`: what
-        drafts take is a guess, and nothing is paid before the first weights have served for a while."""
+        """Return the expected remaining seconds of the present weights. plain_s: of a plain step. Not `known`: drafts
+        were never timed, so nothing is paid before the first weights have served for a while."""
         served = self._served_s
         if not self._lasted:
             if not known and served < PATIENCE * price_s:

@@ -6,11 +6,11 @@ requests only leave, once drafts were timed at about its load. A rollout ends wi
 first ones, where requests come after none waited, for turns come and go within a rollout. At its end the ladder moves
 by a rung, after the same verdict in `patience` rollouts that drafted.
 
-Where the paper is silent: every draft counts as accepted until some were verified, and what was verified counts for
-three quarters as much in each further rollout, so that a drafter that was too bad once is tried again. Up needs a block
-efficiency near its ceiling and, beyond the paper, a better prediction: where drafts cost as much as they save, the
-ceiling is near on every rung. Down is the better prediction alone. Predictions for another rung keep the acceptance
-per token (E.2).
+Where the paper leaves it open: every draft counts as accepted until some were verified. Verified counts keep three
+quarters of their weight in each further rollout, so that a drafter that was once too bad is tried again. Moving up
+needs a block efficiency near its ceiling and, beyond the paper, a better prediction: where drafts cost as much as they
+save, every rung is near its ceiling. Moving down needs only the better prediction. Predictions for another rung keep
+the acceptance per token (E.2).
 """
 
 from collections.abc import Sequence
@@ -20,9 +20,9 @@ from policies.calibration.costs import CostModel
 from policies.speculation.policy import Reason
 from policies.steps import Load, StepKind, StepOutcome
 
-_FULL = 16.0  # request-steps in which every draft was accepted, before any was verified
-_KEPT = 0.75  # of what earlier rollouts verified, per rollout
-_ENOUGH = 64  # verified drafts of a rollout that say something of its acceptance
+_FULL = 16.0  # prior request-steps in which every draft was accepted
+_KEPT = 0.75  # weight of earlier rollouts' counts, per rollout
+_ENOUGH = 64  # verified drafts that a rollout needs for a verdict
 
 
 class RooflinePolicy:
@@ -52,9 +52,9 @@ class RooflinePolicy:
         self._max_running, self._costs = max_running, costs or CostModel()
         self._rung = self._streak = 0  # streak: verdicts up, or down if negative
         self._acceptance = 1.0  # of a token whose predecessors were accepted, at the last change of rung
-        self._drafts = self._tokens = 0.0  # verified on this rung, in the rollouts before, faded
+        self._drafts = self._tokens = 0.0  # verified on this rung in earlier rollouts, faded
         self._new_drafts = self._new_tokens = 0  # in this rollout
-        self._loads = self._running_sum = self._context_sum = 0  # of its steps that drafted
+        self._loads = self._running_sum = self._context_sum = 0  # over its steps that drafted
         self._running = self._waiting = 0  # of the last step
         self._left = False  # requests have ended since the rollout began
         self._on = self._failed = False
@@ -78,12 +78,12 @@ class RooflinePolicy:
 
     @property
     def advantage(self) -> float | None:
-        """The predicted speed-up of the last choice that asked for one."""
+        """The predicted speed-up of the last choice with a prediction."""
         return self._advantage
 
     @property
     def efficiency(self) -> float:
-        """Tokens per request and step that drafts on this rung bring: tau."""
+        """Tokens per request and step with drafts of this rung: tau."""
         tokens = _FULL * _efficiency(self._acceptance, self._ladder[self._rung].depth) + self._tokens + self._new_tokens
         return tokens / (_FULL + self._drafts + self._new_drafts)
 
@@ -145,8 +145,9 @@ class RooflinePolicy:
         return self._costs.expected_s(outcome)
 
     def _speedup(self, rung: int, running: int, context_tokens: int, efficiency: float) -> float | None:
-        """Tokens per second on that rung over plain decoding's (eq. 1); None: what a step costs is not known. Drafts
-        that were never measured at about this load cost nothing: they are about to be, and then it is chosen anew."""
+        """Return the tokens per second on that rung relative to plain decoding (eq. 1); None if a step's cost is
+        unknown. Drafts never timed at about this load cost nothing here. They are timed next, and the choice is made
+        again."""
         strategy, costs = self._ladder[rung], self._costs
         plain_s = costs.step_s(running, running, context_tokens)
         verify_s = costs.step_s(running, running * (1 + strategy.depth), context_tokens)
@@ -155,15 +156,16 @@ class RooflinePolicy:
         return efficiency * plain_s / ((self._draft_s(rung, running) or 0.0) + verify_s)
 
     def _draft_s(self, rung: int, running: int) -> float | None:
-        """None: never measured near that load. One time at another load does not tell which part of it grows with the
-        requests: a first look at a full batch would keep drafts from the tail for good. A calibration has all loads."""
+        """Return the draft seconds; None if never measured near that load. One measurement at another load does not
+        show which part grows with the requests: a first look at a full batch would exclude drafts from the tail for
+        good. A calibration covers all loads."""
         seconds = self._costs.draft_s(self._ladder[rung], running)
         if self._calibrated is None:
             self._calibrated = seconds is not None
         return seconds if self._calibrated or running.bit_length() in self._looked else None
 
     def _end_rollout(self) -> None:
-        """Judges the rung by the rollout that ended, and lets it fade."""
+        """Judge the rung by the ended rollout, and fade its counts."""
         if self._new_drafts >= _ENOUGH:
             verdict = self._verdict()
             self._streak = verdict if verdict * self._streak <= 0 else self._streak + verdict
@@ -176,7 +178,7 @@ class RooflinePolicy:
             self._streak, self._drafts, self._tokens = 0, 0.0, 0.0
 
     def _verdict(self) -> int:
-        """1: a longer draft was better, -1: a shorter one, 0: neither."""
+        """Return 1 if a longer draft was better, -1 if a shorter one, else 0."""
         rung, depth = self._rung, self._ladder[self._rung].depth
         running, context = round(self._running_sum / self._loads), round(self._context_sum / self._loads)
         efficiency = self._new_tokens / self._new_drafts
@@ -195,12 +197,13 @@ class RooflinePolicy:
 
 
 def _efficiency(acceptance: float, depth: int) -> float:
-    """Expected tokens of a step whose `depth` drafted tokens are each accepted so often, if all before them were."""
+    """Return the expected tokens of a step of `depth` drafted tokens, each with this acceptance if all before were
+    accepted."""
     return sum(acceptance**i for i in range(depth + 1))
 
 
 def _acceptance(efficiency: float, depth: int) -> float:
-    """The inverse, by bisection."""
+    """Return the inverse of `_efficiency`, by bisection."""
     low, high = 0.0, 1.0
     for _ in range(20):
         middle = (low + high) / 2

@@ -1,5 +1,6 @@
-"""When responses end by their answer, and when without one they are late (DUET, section 3.2). Owns the thresholds;
-which responses it concerns, and how they end, is actors.engine.stopping's.
+"""Thresholds for ending responses by their answer, and for calling them late without one (DUET, section 3.2).
+
+actors.engine.stopping decides which responses they apply to, and how these end.
 """
 
 from dataclasses import dataclass
@@ -10,16 +11,17 @@ from policies.token_budget.window import LengthWindow
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """In tokens of a response."""
+    """Thresholds, in tokens of a response."""
 
     poll_from: int
-    give_up_at: int | None  # None: the limit of all responses comes first
+    give_up_at: int | None  # None: the limit of all responses is lower
 
 
 def thresholds(options: AbortOptions, window: LengthWindow, ended: int, max_new_tokens: int) -> Thresholds | None:
-    """Of the next responses, from the natural lengths in `window`; None before `warmup_responses` have `ended`.
+    """Return the thresholds of the next responses, from the natural lengths in `window`. None before `warmup_responses`
+    responses have `ended`.
 
-    At least one token each, and a response that would be given up at its limit ends there anyway.
+    Each is at least one token. A threshold at or above the limit is dropped, since responses end there anyway.
     """
     poll_from, late = window.quantile(options.poll_quantile), window.quantile(options.abort_quantile)
     if ended < options.warmup_responses or poll_from is None or late is None:

@@ -1,5 +1,5 @@
-"""How many responses each prompt of an RL step gets for one budget of tokens. Owns the formula and its rounding; what
-is known about prompts comes as numbers, and nothing is drawn.
+"""The number of responses per prompt of an RL step under one token budget. Owns the formula and its rounding. Knowledge
+of prompts is passed as numbers, and nothing is random.
 
 The estimate of a prompt's gradient has a variance of spread^2 / n with n responses; n responses cost n * tokens.
 Source: DUET, theorem 1 (cost-weighted Neyman allocation) and equation (4).
@@ -13,30 +13,31 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-_NO_SPREAD = 1e-6  # of the largest: less counts as this, so that what others cannot use is shared evenly
-_HALVINGS = 128  # at most; the bracket is two neighbouring floats before
+_NO_SPREAD = 1e-6  # of the largest: the floor of spreads, so that a rest of the budget is shared evenly
+_HALVINGS = 128  # at most; the bracket reaches two neighbouring floats before
 
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """Whole responses."""
+    """Whole responses per prompt."""
 
     counts: NDArray[np.int64]  # [prompts]
-    price: float  # lambda: variance that the last responses bought take away, per token
+    price: float  # lambda: variance that the last response removes, per token
 
 
 def allocate(spread: Floats, tokens: Floats, budget_tokens: float, *, least: int, most: int) -> Allocation:
-    """The counts of least variance that cost `budget_tokens`: about spread / sqrt(price * tokens), in [least, most].
+    """Return the counts of least variance that cost `budget_tokens`: about spread / sqrt(price * tokens), in [least,
+    most].
 
-    `spread`: [prompts], the standard deviation of one response's contribution, from 0. `tokens`: [prompts], what a
-    response is expected to cost, above 0. Response n of a prompt takes spread^2 / (n * (n - 1)) off the variance; at a
-    price each prompt buys as long as that, per token, is worth it (the divisors of Huntington and Hill), and the price
-    is found by bisection. What is left then goes to the next best response per token that fits, earlier prompts first
-    among equals. Counts of least variance among whole ones where all tokens are equal, and nearly so elsewhere; the
-    paper rounds the solution in real numbers, and may miss the budget by half a response per prompt.
+    `spread`: [prompts], the standard deviation of one response's contribution, at least 0. `tokens`: [prompts], the
+    expected cost of a response, above 0. Response n of a prompt reduces the variance by spread^2 / (n * (n - 1)). At a
+    given price each prompt buys responses while that, per token, is worth it (the divisors of Huntington and Hill).
+    Bisection finds the price. The rest of the budget then goes to the next best response per token that fits, earlier
+    prompts first in a tie. With equal tokens these are the whole counts of least variance; otherwise nearly so. The
+    paper rounds the real solution, and may miss the budget by half a response per prompt.
 
-    The cost is never more than half a mean length above the budget, unless `least` alone is, and less than that below
-    it as long as some prompt of at most the mean length has fewer than `most`. Raises ValueError.
+    The cost exceeds the budget by at most half a mean length, unless `least` alone does. It stays below by less than
+    that while some prompt of at most the mean length has fewer than `most`. Raises ValueError.
     """
     if spread.shape != tokens.shape or spread.ndim != 1 or not 1 <= least <= most:
         raise ValueError(f"spread {spread.shape} and tokens {tokens.shape} of each prompt, 1 <= {least} <= {most}")
@@ -46,9 +47,9 @@ def allocate(spread: Floats, tokens: Floats, budget_tokens: float, *, least: int
         return Allocation(np.zeros(0, np.int64), 0.0)
     largest = float(spread.max())
     relative = spread / largest if largest else np.ones_like(spread)
-    worth = np.maximum(relative, _NO_SPREAD) ** 2 / tokens  # what response n brings, times n * (n - 1)
-    high = float(worth.max()) / (least * (least + 1)) * (1 + 1e-9)  # nobody buys
-    low = float(worth.min()) / (most * most)  # everybody has all
+    worth = np.maximum(relative, _NO_SPREAD) ** 2 / tokens  # benefit of response n, times n * (n - 1)
+    high = float(worth.max()) / (least * (least + 1)) * (1 + 1e-9)  # no prompt buys
+    low = float(worth.min()) / (most * most)  # every prompt has `most`
     for _ in range(_HALVINGS):
         middle = float(np.sqrt(low) * np.sqrt(high))
         if not low < middle < high:
@@ -63,13 +64,13 @@ def allocate(spread: Floats, tokens: Floats, budget_tokens: float, *, least: int
 
 
 def _bought(worth: Floats, price: float, least: int, most: int) -> NDArray[np.int64]:
-    """The last n with worth / (n * (n - 1)) >= price, within bounds."""
+    """Return the last n with worth / (n * (n - 1)) >= price, within bounds."""
     return np.clip(np.floor(0.5 + np.sqrt(0.25 + worth / price)), least, most).astype(np.int64)
 
 
 def _spend(counts: NDArray[np.int64], worth: Floats, tokens: Floats, left_tokens: float, most: int) -> None:
-    """Buy one response after the other for what is left, best first. What is not bought at once never is: it costs
-    more than is left, and ends further from the budget than it begins, or more than half a mean length above it."""
+    """Spend the rest on one response after another, best first. A response that does not fit is dropped for good: it
+    would end further from the budget than before, or more than half a mean length above it."""
     half_mean = float(tokens.mean()) / 2
     ready = [(-float(worth[i]) / float(n * (n + 1)), i) for i, n in enumerate(counts.tolist()) if n < most]
     heapify(ready)
@@ -89,13 +90,14 @@ def _spend(counts: NDArray[np.int64], worth: Floats, tokens: Floats, left_tokens
 
 
 def variance(spread: Floats, counts: Floats | NDArray[np.int64]) -> float:
-    """Of the mean over prompts of each one's mean over its responses: sum of spread^2 / n, over prompts^2. `counts`
-    need not be whole. Source: DUET, equation (1)."""
+    """Return the variance of the mean over prompts of each prompt's mean over its responses: sum of spread^2 / n, over
+    prompts^2. `counts` need not be whole. Source: DUET, equation (1)."""
     return float((spread**2 / counts).sum()) / max(spread.size, 1) ** 2
 
 
 def bound(spread: Floats, tokens: Floats) -> float:
-    """The largest share of the variance of equal counts that other counts of the same cost can save, fractions and no
-    bounds assumed: 1 - (sum spread sqrt(tokens))^2 / (sum tokens * sum spread^2), by Cauchy and Schwarz."""
+    """Return the largest share of the variance of equal counts that other counts of the same cost can save. Fractions
+    are allowed, without bounds: 1 - (sum spread sqrt(tokens))^2 / (sum tokens * sum spread^2), by Cauchy and Schwarz.
+    """
     whole = float(tokens.sum()) * float((spread**2).sum())
     return max(0.0, 1.0 - float((spread * np.sqrt(tokens)).sum()) ** 2 / whole) if whole else 0.0

@@ -1,7 +1,7 @@
-"""Why the expected gradient of an RL step is not that of the step without a budget: with as many responses to every
-prompt, and none of them ended early or given up. Owns the reasons and their words; measures nothing.
+"""Reasons why an RL step's expected gradient differs from that without a budget. Owns the reasons and their words.
 
-How large each bias is: docs/results/gradient_bias.md. What is unbiased: docs/concepts/learning.md.
+Without a budget every prompt has as many responses, and none is ended early or given up. Measures nothing.
+docs/results/gradient_bias.md has the size of each bias, docs/concepts/learning.md the unbiased settings.
 """
 
 from collections.abc import Iterator
@@ -11,11 +11,11 @@ from config.token_budget import AbortOptions, BudgetOptions
 
 
 def biases(objective: ObjectiveOptions, budget: BudgetOptions, abort: AbortOptions, mini_batches: int) -> list[str]:
-    """The reasons, each beginning with the key that brings it; none without budget and abort, and none for objective
-    duet. That mini-batches after a step's first are off-policy is none of them: they are so without a budget too.
+    """Return the reasons, each beginning with its key. Empty without budget and abort, and for objective duet.
+    Off-policiness of mini-batches after a step's first is not among them, since it exists without a budget too.
 
-    Of the gradient as a loss has it, before it is clipped by its norm and goes through the optimizer, and if the
-    reward of a response is decided by its answer. Source of what is exact: DUET, theorem 3 and its remarks.
+    They concern the gradient of the loss, before norm clipping and the optimizer, if a response's reward depends on its
+    answer only. Source of the exact statements: DUET, theorem 3 and its remarks.
     """
     if not (budget.on or abort.enabled):
         return []
@@ -56,7 +56,7 @@ def _advantages(objective: ObjectiveOptions, budget: BudgetOptions, abort: Abort
 
 
 def _normaliser(objective: ObjectiveOptions, abort: AbortOptions, mini_batches: int) -> Iterator[str]:
-    """Of aggregations that divide by a sum over what is learned from."""
+    """Yield the biases of aggregations that divide by a sum over what is trained on."""
     how = objective.aggregation
     if how == "fixed_mean_token_sum_norm":
         return

@@ -1,5 +1,6 @@
-"""What a response to a prompt will cost now, though the prompt was last seen an epoch ago. Owns what is remembered of
-lengths for the budget; thresholds have their own window.
+"""The expected cost of a response to a prompt now, although the prompt was last seen an epoch ago.
+
+Owns the length statistics of the budget; thresholds have their own window.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,7 +11,7 @@ import numpy as np
 
 from policies.lengths import LengthModel
 
-_RETAINED = 0.8  # of what earlier steps say of the tokens that giving up saves, at each further step
+_RETAINED = 0.8  # weight of earlier steps in the estimate of tokens saved by giving up, per step
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,18 +19,19 @@ class Visit:
     """The responses to one prompt in one RL step. At least one."""
 
     prompt_id: int
-    tokens: Sequence[int]  # of each response, as far as it went
-    propensities: Sequence[float]  # with which its rule let such a response go on; 1: it was not late
+    tokens: Sequence[int]  # of each response, as far as it came
+    propensities: Sequence[float]  # probability that its rule let such a response continue; 1: it was not late
     given_up: Sequence[bool]
 
 
 class ExpectedLengths:
-    """Tokens spent on a response = the prompt's own length, relative to all, times the level of all lengths now.
+    """Tokens spent on a response = the prompt's own length, relative to all, times the present level of all lengths.
 
-    Lengths drift as the policy learns, and an epoch is many steps: a prompt's last length alone would be too small by
-    what all have grown since, and every budget overspent. So the prompt's is kept in units of the level of its visit
-    (exponential mean over visits; new prompts: the mean of the known), and the level follows what steps spend: times
-    sqrt(spent / expected at the counts that came), which halves the noise of a step and is two steps behind.
+    Lengths drift as the policy learns, and an epoch has many steps. A prompt's last length alone would miss the growth
+    since then, and every budget would be overspent. So the prompt's length is stored in units of the level of its visit
+    (exponential mean over visits; new prompts: the mean of the known). The level follows the tokens that steps spend:
+    it is multiplied by sqrt(spent / expected at the actual counts), which halves the noise of a step and lags by two
+    steps.
     """
 
     def __init__(self, default_tokens: float) -> None:
@@ -37,25 +39,26 @@ class ExpectedLengths:
         self._relative = LengthModel(default_tokens)
         self._level = 1.0
         self._seen = False
-        # Of visits, each a mean: tokens of those not late; late ones; kept ones, weighed; their tokens, weighed.
+        # Sums over visits of means: tokens of responses not late; late ones; kept ones, weighted; their tokens,
+        # weighted.
         self._sums = [0.0, 0.0, 0.0, 0.0]
         self._spent = 0.0  # likewise all tokens
 
     def expected_tokens(self, prompt_id: int) -> float:
-        """Spent on a response to the prompt, what its rule saves taken off."""
+        """Return the tokens spent on a response to the prompt, after the savings of its rule."""
         return self._relative.expected_tokens(prompt_id) * self._level
 
     @property
     def natural(self) -> float:
-        """What responses would cost if none were given up, relative to what they do cost; 1 at least. The late ones
-        that went on stand for all late ones, each visit counting alike."""
+        """The cost of responses if none were given up, relative to the actual cost; at least 1. Late responses that
+        continued stand for all late ones, and each visit counts alike."""
         early, late, kept, kept_tokens = self._sums
         if not (kept and self._spent):
             return 1.0
         return max(1.0, (early + late * kept_tokens / kept) / self._spent)
 
     def observe(self, visits: Sequence[Visit]) -> None:
-        """All of one RL step, in the canonical order of their prompts."""
+        """Add all visits of one RL step, in the canonical order of their prompts."""
         if not visits:
             return
         expected = sum(len(visit.tokens) * self.expected_tokens(visit.prompt_id) for visit in visits)
@@ -74,7 +77,7 @@ class ExpectedLengths:
             self._relative.observe(visit.prompt_id, float(tokens.mean()) / self._level)
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON; floats survive it."""
+        """Return the state as JSON; floats are kept exactly."""
         state = {"level": self._level, "seen": self._seen, "sums": self._sums, "spent": self._spent}
         return {"relative": self._relative.state_dict(), **state}
 

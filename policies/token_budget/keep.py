@@ -1,8 +1,9 @@
-"""With which probability late responses to a prompt go on (rollout.abort.keep: auto). Owns the formula and what is
-known of late responses; who is late, and what their lengths are, comes as numbers.
+"""The probability that late responses to a prompt continue (rollout.abort.keep: auto).
 
-At probability k a response costs c0 + q k c1 tokens and adds V0 + q M / k to the variance: q of them are late, each
-takes c1 tokens more if it goes on, and counts 1 / k times then, with the mean square M of what it contributes. At a
+Owns the formula and the statistics of late responses; which are late, and their lengths, is passed as numbers.
+
+At probability k a response costs c0 + q k c1 tokens and adds V0 + q M / k to the variance. q of the responses are late.
+Each takes c1 more tokens if it continues, and then counts 1 / k times, with mean square M of its contribution. At a
 price per token the sum of variance and cost is least at k = sqrt(M / (price * c1)) / n for n responses. DUET has one
 probability for all (0.1), and the price in the counts alone (A.2.4).
 """
@@ -17,41 +18,41 @@ from policies.token_budget.spread import SpreadModel
 
 
 def best_keep(square: float, excess_tokens: float, price: float, responses: float, *, least: float) -> float:
-    """The probability of least variance at a price, within [least, 1].
+    """Return the probability of least variance at a price, within [least, 1].
 
-    `square`: M, of a late response. `excess_tokens`: c1. `price`: variance that a token is worth, the sum of
-    spread^2 / n over prompts (allocation.Allocation.price); at 0, before any two rewards have differed, all go on, for
-    a late response may be the first to be right. `responses`: n.
+    `square`: M, of a late response. `excess_tokens`: c1. `price`: variance that a token is worth, for the sum of
+    spread^2 / n over prompts (allocation.Allocation.price). At 0, before any two rewards have differed, all continue,
+    since a late response may be the first right one. `responses`: n.
     """
     cost = price * excess_tokens
     return float(np.clip(np.sqrt(square / cost) / responses, least, 1.0)) if cost > 0 else 1.0
 
 
 def price_of_equal(spread: ArrayLike, tokens: ArrayLike, responses: int) -> float:
-    """The price at which equal counts are right on average: what one response more of each prompt takes off the sum of
-    spread^2 / n, per token. Where there is no budget."""
+    """Return the price at which equal counts are right on average, for use without a budget. It is the reduction of the
+    sum of spread^2 / n by one more response per prompt, per token."""
     return float((np.asarray(spread) ** 2).sum()) / (responses**2 * float(np.sum(tokens)))
 
 
 class LateModel:
-    """Mean square of what late responses to a prompt contribute (policies.token_budget.spread.squares), as if none were
-    given up. Kept like spreads, with late responses for degrees of freedom."""
+    """Mean square of late responses' contributions to a prompt (policies.token_budget.spread.squares), as if none were
+    given up. Stored like spreads, with late responses as degrees of freedom."""
 
     def __init__(self) -> None:
         self._squares = SpreadModel()
 
     def square(self, prompt_id: int) -> float | None:
-        """None before any late response to any prompt."""
+        """Return M of a prompt; None before any late response to any prompt."""
         return None if self._squares.empty else self._squares.spread(prompt_id) ** 2
 
     def observe(self, prompt_id: int, contributed: Sequence[float]) -> None:
-        """Of each late response of one visit: its square divided by its propensity, 0 if it was given up: right in the
-        mean whatever late responses come to, and whatever the probability. In the canonical order of prompts."""
+        """Add the late responses of one visit: each square divided by its propensity, 0 if given up. This is unbiased
+        for any contributions and probabilities. Visits must come in the canonical order of prompts."""
         if contributed:
             self._squares.observe(prompt_id, float(np.mean(contributed)), len(contributed) + 1)
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON."""
+        """Return the state as JSON."""
         return self._squares.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -1,5 +1,5 @@
-"""Lengths that responses have where none is given up, over the newest of them. Owns the window and what is read off
-it; never decides anything.
+"""The newest natural lengths of responses, as if none were given up. Owns the window and its quantiles; decides
+nothing.
 """
 
 from collections import deque
@@ -10,7 +10,7 @@ from typing import Any
 class LengthWindow:
     """The newest `size` kept responses, each with the number of responses that it stands for.
 
-    Unweighted, late ones would be missing in it, and thresholds taken of it would move down step by step.
+    Without weights, late ones would be missing, and thresholds derived from it would fall step by step.
     """
 
     def __init__(self, size: int) -> None:
@@ -21,17 +21,18 @@ class LengthWindow:
         return len(self._entries)
 
     def add(self, tokens: int, weight: float) -> None:
-        """A response that was not given up; they must come in canonical order. `weight`: as it is trained on."""
+        """Add a response that was not given up, in canonical order. `weight`: its training weight."""
         self._entries.append((tokens, weight))
         self._ascending = None
 
     def mean(self) -> float | None:
-        """Mean length in tokens; None before the first."""
+        """Return the mean length in tokens; None before the first."""
         total = sum(weight for _, weight in self._entries)
         return sum(tokens * weight for tokens, weight in self._entries) / total if total else None
 
     def quantile(self, q: float) -> int | None:
-        """The smallest length that at least `q` of the weight does not exceed; None before the first response."""
+        """Return the smallest length that at least `q` of the weight does not exceed; None before the first
+        response."""
         if self._ascending is None:
             self._ascending = sorted(self._entries)
         below, wanted = 0.0, q * sum(weight for _, weight in self._ascending)
@@ -42,7 +43,7 @@ class LengthWindow:
         return None
 
     def mean_excess(self, tokens: int) -> float:
-        """How much longer than `tokens` those are that are longer, on average; 0.0 if none is."""
+        """Return how much longer than `tokens` the longer ones are on average; 0.0 if there are none."""
         late = [(length - tokens, weight) for length, weight in self._entries if length > tokens]
         return sum(more * weight for more, weight in late) / sum(weight for _, weight in late) if late else 0.0
 
@@ -57,7 +58,7 @@ class LengthWindow:
         return max((longest - tokens) / behind * before / tokens, 1.0)
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON."""
+        """Return the state as JSON."""
         return {"entries": [list(entry) for entry in self._entries]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

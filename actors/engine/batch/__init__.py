@@ -1,1 +1,1 @@
-"""What every engine of ours does around the forward of a model: slots, drafts, ends, meters. Imports no backend."""
+"""The part of an engine around the model's forward: slots, drafts, ends of responses, meters. Imports no backend."""

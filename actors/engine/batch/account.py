@@ -1,5 +1,5 @@
-"""Tells the policy, the window and the listener what each engine step brought. Owns what a step's time says about the
-strategy; reads no clock but the one given."""
+"""Report each engine step to the policy, the telemetry window and the listener. Decides what a step's time says about
+its strategy; the only clock is the given one."""
 
 from collections.abc import Callable
 from time import perf_counter
@@ -25,7 +25,7 @@ SAMPLED = 8  # of so many plain steps one is compared with its prediction: they 
 
 
 class StepAccount:
-    """Step times of one engine. `timer`: seconds, from anywhere. `news`: what the driver hears of the engine's
+    """Step times of one engine. `timer`: seconds, from any origin. `news`: the driver's reports about the engine's
     passes."""
 
     def __init__(
@@ -46,26 +46,25 @@ class StepAccount:
         self._slots, self._evaluation = NO_REQUESTS, False  # whether those of the slots are an evaluation's
 
     def begin(self) -> None:
-        """An engine step begins."""
+        """Start timing an engine step."""
         self._start_s = self._timer()
 
     def new_weights(self) -> None:
-        """Of target or drafter: the next step's time is not the strategy's."""
+        """Target or drafter weights are new: the next step's time does not count for the strategy."""
         self._fresh_weights = True
 
     def window(self, now_s: float, occupancy: Occupancy, *, idle: bool) -> EngineWindow | None:
-        """The window at hand, when it is due or nothing is left to do."""
+        """Return the current window, if it is due or no work is left."""
         meter = self._meter
         return meter.cut(now_s, occupancy) if meter.due(now_s) or (idle and meter.engine_steps) else None
 
     def passes(self, window: EngineWindow, *, idle: bool) -> list[PassEvent]:
-        """After a window that was cut: what is new of the engine's passes."""
+        """Return the news about the engine's passes. Call it after a window was cut."""
         return [] if self._news is None else self._news.after_window(window, idle=idle)
 
     def _cut_between(self, plan: StepPlan, occupancy: Occupancy, now_s: float) -> EngineWindow | None:
-        """The window that ends because the step at hand is an evaluation's and those before were not, or the other way
-        round."""
-        if plan.slots is not self._slots:  # the same array while it is the same requests
+        """Return the window that ends because this step switches between evaluation and training rollouts."""
+        if plan.slots is not self._slots:  # the same array while the requests are the same
             self._slots, self._evaluation = plan.slots, bool(self._table.evaluation[plan.slots].any())
         meter = self._meter
         ended = meter.cut(now_s, occupancy) if meter.engine_steps and meter.evaluation != self._evaluation else None
@@ -112,19 +111,19 @@ class StepAccount:
                 load=load,
                 prompt_tokens=plan.prefill_tokens,
                 drafted=drafted,
-                # An accepted token that ends its response is followed by none of the target's own:
-                # `accepted_tokens` would count it beside the one that every request gets, also at its prompt's end.
+                # If an accepted token ends its response, no draw of the target follows. `accepted_tokens` would count
+                # that token in addition to the one that every request gets, also at its prompt's end.
                 accepted=emitted - (int(plan.samples.sum()) if plan.prefill_tokens else decoding),
                 elapsed_s=elapsed_s,
                 draft_s=speculator.draft_s,
                 **by_request,
             )
-            reason = policy.reason  # and what it expected: before it learns of this step
+            reason = policy.reason  # and its expectation, before it learns from this step
             self._turn += 1
             if strategy.depth or not self._turn % SAMPLED:
                 expected_s = policy.expected_s(outcome)
             policy.record(outcome)
-        elif policy is not None and plan.prefill_tokens:  # its time tells what many rows cost
+        elif policy is not None and plan.prefill_tokens:  # its time shows the cost of many rows
             policy.record(_costs_alone(evaluation, strategy, load, plan.prefill_tokens, elapsed_s))
         timed_s = elapsed_s if typical else 0.0
         if typical and emitted:  # what early text will be compared with
@@ -139,7 +138,7 @@ class StepAccount:
         if strategy.depth and policy is not None:
             plain_s = policy.plain_s(load) if typical else None
             saved_s = most_s = 0.0
-            if plain_s is not None:  # a verification takes no less time than a plain step of the same requests
+            if plain_s is not None:  # a verification takes at least as long as a plain step of the same requests
                 saved_s, most_s = plain_s * emitted / decoding - elapsed_s, elapsed_s * (emitted / decoding - 1)
             draft_s = speculator.draft_s if typical else 0.0
             meter.count_drafting(drafted, accepted, draft_s, saved_s, most_s)
@@ -225,7 +224,7 @@ def _kind(evaluation: bool, typical: bool, caught_up: bool) -> StepKind:
 
 
 def _costs_alone(evaluation: bool, strategy: Strategy, load: Load, prompt_tokens: int, elapsed_s: float) -> StepOutcome:
-    """Of a step that tells what its rows cost, and nothing about a strategy."""
+    """The outcome of a step whose time shows the cost of its rows, and nothing about a strategy."""
     return StepOutcome(
         kind=_kind(evaluation, False, False),
         strategy=strategy,
@@ -245,9 +244,9 @@ def _by_request(
     settled: Settled,
     room: NDArray[np.int64] | None,
 ) -> dict[str, NDArray[np.int64]]:
-    """The arrays of a StepOutcome; nothing where nothing was drafted but by a budget."""
+    """Return the per-request arrays of a StepOutcome; nothing if nothing was drafted and there was no budget."""
     found: dict[str, NDArray[np.int64]] = {}
-    if plan.prefill_tokens:  # those that end their prompt were not asked for drafts
+    if plan.prefill_tokens:  # requests that end their prompt in this step could not draft
         allowed = np.zeros(len(plan.slots), np.int64)
         allowed[(plan.rows == 1) & plan.samples] = table.tokens.shape[1] if room is None else room
         room = allowed[plan.samples]
@@ -256,6 +255,6 @@ def _by_request(
     if drafts is None or settled.accepted is None:
         return found
     slots, reached = plan.slots, drafts.reached
-    if plan.prefill_tokens:  # and a chain: requests that drew nothing have no draft
+    if plan.prefill_tokens:  # a chain: requests without a draw have no draft
         slots, reached = slots[plan.samples], reached[plan.samples]
     return found | {"prompt_ids": table.prompt_id[slots], "reached": reached, "stood": settled.accepted}

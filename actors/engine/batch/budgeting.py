@@ -1,6 +1,6 @@
-"""A draft budget as the engine keeps it: one that fails is given up, and every request drafts what its strategy allows.
+"""The engine's draft budget. A failing budget is dropped; then every request drafts as its strategy allows.
 
-Owns what the budget is told of the slot table; never what it decides, and never a token.
+Passes slot data to the budget, which makes the decisions. Never changes a token.
 """
 
 import logging
@@ -62,7 +62,7 @@ class Budgeting:
                 self._budget.new_target()
 
     def save(self, directory: str) -> None:
-        """Raises OSError: a full disk says nothing against the budget."""
+        """Save the budget. Raises OSError: a full disk is not the budget's fault."""
         if self._budget is not None:
             self._budget.save(directory)
 
@@ -73,7 +73,7 @@ class Budgeting:
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
-        """A budget that fails inside is given up."""
+        """Drop a budget that raises."""
         try:
             yield
         except Exception:
@@ -82,7 +82,7 @@ class Budgeting:
     def room(
         self, load: Load, slots: Int64Array, drawn: Int64Array, room: Int64Array, strategy: Strategy
     ) -> Int64Array:
-        """[R]: what each request may draft of its `room`, which becomes read-only."""
+        """Return the draft limit [R] of each request, at most its `room`, which becomes read-only."""
         if self._budget is None:
             return room
         room.flags.writeable = False

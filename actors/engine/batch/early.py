@@ -1,14 +1,14 @@
-"""Early text: what an idle worker sampled of a response with older weights, checked here under the present ones.
+"""Early text: a response's draft that an idle worker sampled with older weights, verified here with the present ones.
 
-Owns which tokens of it a step checks, and when it is given up; the acceptance law is that of drafts (`step.types`). So
-it never changes a token: noise is a function of the request's key and the token's position, and what equals the
-target's own draw stands. K/V and log-probs are those of the check.
+Chooses which of its tokens a step verifies, and when to drop it. The acceptance rule is that of drafts (`step.types`),
+so it never changes a token: noise is a function of the request's key and the token's position, and an early token is
+accepted if it equals the target's own draw. K/V and log-probs are those of the verification.
 
-Text is offered in full chunks while the response agrees with it token for token. After a difference it is still a good
-draft: old and new weights draw with the same noise at the same position, so they often meet again. Few tokens of it are
-offered then, first of the same positions (a token was replaced), then from where the response's last tokens stand in
-it, nearest first (some were added or left out). After MISSES steps in a row without a token of it, it is dropped: that
-is what hostile text costs.
+Text is offered in full chunks while the response matches it token for token. After a difference it is still a good
+draft: old and new weights draw with the same noise at the same position, so they often agree again. Then only a few
+tokens are offered. The first try assumes a replaced token, at the same positions. Later tries assume inserted or
+omitted tokens, and look for the response's last tokens in the text, nearest first. After MISSES consecutive steps
+without an accepted token the text is dropped, which bounds the cost of bad text.
 """
 
 from collections.abc import Callable
@@ -22,26 +22,27 @@ from actors.engine.batch.slots import SlotTable
 from actors.engine.batch.step.build import StepArrays
 from actors.engine.batch.step.types import Int64Array, Settled, StepDrafts
 
-ROWS = 256  # early tokens that one step checks at most: about where a pass on a GPU leaves its memory-bound floor
-LEAST = 4  # of one request: with less the pass costs more than it may bring
-AGAIN = 8  # of one request at most, after a difference
-_MATCH = 2  # last tokens of a response that are looked for in its text
-MISSES = 4  # steps in a row that took none of its text, before it is dropped: two left-out tokens and two to look for
+ROWS = 256  # most early tokens per step: about where a pass on a GPU stops being memory-bound
+LEAST = 4  # fewest per request: with less the pass costs more than it may gain
+AGAIN = 8  # most per request, after a difference
+_MATCH = 2  # number of last response tokens to look for in the text
+MISSES = 4  # consecutive misses before the text is dropped: two omitted tokens and two to find the place
 
-Reserve = Callable[[Int64Array, Int64Array], Int64Array]  # slots, counts [n]: the counts for which there is KV cache
+Reserve = Callable[[Int64Array, Int64Array], Int64Array]  # slots, counts [n] -> the counts that fit the KV cache
 
 
 @dataclass(slots=True)
 class _Text:
-    """Of one request."""
+    """Early text of one request."""
 
     tokens: NDArray[np.int32]
-    known: int  # tokens of the response at the last look
+    known: int  # tokens of the response at the last update
     shift: int = 0  # token i of the response is expected to be tokens[i + shift]
-    misses: int = 0  # looks in a row at which nothing of it was taken, or of which the last took a part
+    misses: int = 0  # consecutive updates that took nothing, the first of which may have taken a part
 
     def drawn(self, response: NDArray[np.int32]) -> bool:
-        """The response as it is now, after a step that may have been offered some. Whether it is any good still."""
+        """Update from the response after a step that may have been offered some text. Return whether the text is still
+        useful."""
         taken, self.known = len(response) - self.known - 1, len(response)
         at = self.known + self.shift
         if at >= len(self.tokens):
@@ -55,7 +56,7 @@ class _Text:
         return self.misses < 2 or self._realign(response)
 
     def _realign(self, response: NDArray[np.int32]) -> bool:
-        """Nearest place in the text behind the last tokens of the response; where there is none it stays as it is."""
+        """Shift to the nearest place in the text behind the response's last tokens; unchanged if there is none."""
         if len(response) < _MATCH or len(self.tokens) <= _MATCH:
             return True
         windows = np.lib.stride_tricks.sliding_window_view(self.tokens[:-1], _MATCH)
@@ -66,15 +67,15 @@ class _Text:
 
 
 class EarlyTexts:
-    """Of the requests that run. Implements `plan.SlotWatcher`."""
+    """Early texts of the running requests. Implements `plan.SlotWatcher`."""
 
     def __init__(self, table: SlotTable, steps: StepArrays, vocab_size: int, rows: int = ROWS) -> None:
         self._table, self._steps, self._vocab_size, self._rows = table, steps, vocab_size, rows
         self._texts: dict[int, _Text] = {}  # by slot
-        self._there = np.zeros(len(table.length), np.bool_)  # slots that have one
+        self._there = np.zeros(len(table.length), np.bool_)  # slots that have a text
 
     def begin(self, slot: int, prompt: PromptEntry | None) -> None:
-        """See SlotWatcher. What a request that comes with a prefix has already is not checked again."""
+        """See SlotWatcher. Tokens of the request's prefix are not verified again."""
         text = self._table.early[slot]
         if text is None:
             return
@@ -92,9 +93,10 @@ class EarlyTexts:
         self._there[slot] = False
 
     def draft(self, plan: StepPlan, reserve: Reserve) -> StepDrafts | None:
-        """What the step checks, put behind the last known tokens in the token table; None: nothing.
+        """Write the early tokens of this step behind the last known tokens of the token table, and return them; None:
+        none.
 
-        All decoding requests with early text share `rows`, at least LEAST each, the first of them first.
+        All decoding requests with early text share `rows`, at least LEAST each; the first requests have priority.
         """
         if not self._texts:
             return None
@@ -126,7 +128,7 @@ class EarlyTexts:
         return StepDrafts(counts=counts, tokens=tokens[plan.samples], drafted=drafts.drafted)
 
     def drew(self, plan: StepPlan) -> None:
-        """After a step: what was taken of each text. One that is used up, or of no use, is dropped."""
+        """Update each text after a step. Drop those that are used up or useless."""
         if not self._texts:
             return
         table = self._table

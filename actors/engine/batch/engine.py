@@ -1,7 +1,7 @@
-"""What every engine that decodes a batch in this process does: obeys commands, takes requests in, reports.
+"""Base of engines that decode a batch in this process: executes commands, accepts requests, reports events.
 
-Owns requests from submit to their last event, the events not yet returned and the version of the weights. An engine
-adds the model: what weights, drafters and memory are there, and one step.
+Owns requests from submit to their last event, the events not yet returned and the version of the weights. A subclass
+adds the model: weights, drafters, memory, and one step.
 """
 
 from abc import ABC, abstractmethod
@@ -53,7 +53,7 @@ TokenLists = list[NDArray[np.int32]]
 
 
 class TicketQueue(Protocol):
-    """Requests that wait or run: the native scheduler, or the queue before vLLM's."""
+    """Waiting and running requests: the native scheduler, or the queue before vLLM's."""
 
     @property
     def has_work(self) -> bool: ...
@@ -64,10 +64,12 @@ class TicketQueue(Protocol):
 
 
 class BatchEngine(ABC):
-    """EngineCore over a slot table. A new command is a class in contracts.engine, a case in `apply`, and an abstract
-    method here where engines differ in what they do about it."""
+    """EngineCore over a slot table.
 
-    # An engine makes these when it starts.
+    A new command needs a class in contracts.engine, a case in `apply`, and an abstract method here if engines implement
+    it differently."""
+
+    # set by the subclass at its start
     _table: SlotTable
     _limits: EngineLimits
     _queue: TicketQueue
@@ -83,11 +85,11 @@ class BatchEngine(ABC):
 
     @property
     def has_work(self) -> bool:
-        """True while `step` has something to do or to tell."""
+        """Whether `step` has work to do or events to report."""
         return self._queue.has_work or bool(self._events) or not self._idle
 
     def apply(self, command: EngineCommand, memory: Bytes | None) -> EngineAnswer | None:
-        """Obey. The answer, where the command has one. What is raised ends the engine."""
+        """Execute a command and return its answer, if it has one. An exception ends the engine."""
         match command:
             case Submit(requests):
                 self.submit(requests)
@@ -132,7 +134,7 @@ class BatchEngine(ABC):
         self._idle = self._idle and not requests
 
     def abort(self, request_ids: Sequence[int]) -> None:
-        """End requests now: each is Finished with reason ABORT and the tokens it has (none, if it never ran)."""
+        """End requests now: each is Finished with reason ABORT and its tokens so far (none, if it never ran)."""
         now_s = self._clock()
         tickets = {known: self._queue.ticket(known) for known in request_ids if known in self._queue}
         for request_id, ticket in tickets.items():
@@ -146,7 +148,7 @@ class BatchEngine(ABC):
         self._queue.add(ticket)
 
     def _ended(self, ticket: Ticket, slot: int, reason: FinishReason, now_s: float) -> None:
-        """A request drew its last token: report it, and free the slot."""
+        """Report a request that drew its last token, and free the slot."""
         response, propensity = self._table.response(slot), self._stops.propensity(slot, reason)
         self._queue.remove(ticket.request.request_id, finished=True)
         self._tell(finished(ticket, response, reason, ticket.weights_version, now_s, propensity))
@@ -155,17 +157,17 @@ class BatchEngine(ABC):
 
     @abstractmethod
     def update_weights(self, manifest: WeightsManifest, buffer: Bytes) -> WeightsLoaded:
-        """Load new weights in place. Running requests go on with them, on the K/V they have; no other request reuses
-        K/V of the old ones.
+        """Load new weights in place.
 
-        Raises models.weights.WeightsCorruptError, models.checkpoint.WeightsMismatchError or models.peft.AdapterError,
-        before anything changed.
+        Running requests continue with them on their present K/V; no other request reuses K/V of the old weights. Raises
+        models.weights.WeightsCorruptError, models.checkpoint.WeightsMismatchError or models.peft.AdapterError, before
+        any change.
         """
 
     @abstractmethod
     def receive_weights(self, offer: Offer) -> WeightsLoaded:
-        """As `update_weights`, piece by piece from the learner. Never raises for what fails there: the answer says
-        why."""
+        """Same as `update_weights`, piece by piece from the learner. Does not raise for a failed transfer: the answer
+        gives the reason."""
 
     def sleep(self) -> None:
         """Release the KV cache. Raises ValueError while there are requests."""
@@ -175,21 +177,21 @@ class BatchEngine(ABC):
 
     @abstractmethod
     def _release(self) -> None:
-        """Release the KV cache; there are no requests."""
+        """Release the KV cache. Called only without requests."""
 
     @abstractmethod
     def wake(self) -> None:
-        """Take the KV cache's memory back."""
+        """Allocate the KV cache's memory again."""
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of what would outlive this process. Idempotent."""
+        """Release resources that would outlive this process. Idempotent."""
 
     # Drafters.
 
     def update_drafter(self, name: str, manifest: WeightsManifest, buffer: Bytes) -> DrafterLoaded:
-        """Load new weights of a drafter in place. Never raises: a drafter that cannot take them keeps what it has, and
-        the answer says why."""
+        """Load new weights of a drafter in place. Never raises: a drafter that cannot load them keeps its own, and the
+        answer gives the reason."""
         start_s = self._clock()
         reason = self._load_drafter(name, manifest, buffer)
         self._account.new_weights()
@@ -197,24 +199,24 @@ class BatchEngine(ABC):
 
     @abstractmethod
     def _load_drafter(self, name: str, manifest: WeightsManifest, buffer: Bytes) -> str:
-        """Why the drafter keeps what it has; empty: it has the new weights."""
+        """Load a drafter's weights; return why it keeps its own, or ""."""
 
     def remember(self, prompts: TokenLists, responses: TokenLists) -> None:
-        """Show the drafters rollouts that other engines finished: prompt and response tokens of each."""
+        """Pass rollouts of other engines to the drafters: prompt and response tokens of each."""
         self._speculator.remember(prompts, responses)
 
     def save_drafters(self, directory: str) -> str | None:
-        """Write what the drafters would lose with this process. Returns what failed, if anything; never raises."""
+        """Save the drafter state that would be lost with this process. Returns the failure, if any; never raises."""
         return self._speculator.save(directory)
 
     def load_drafters(self, directory: str) -> None:
-        """Restore what `save_drafters` wrote; what is missing stays as it is."""
+        """Restore what `save_drafters` wrote. State without a file stays unchanged."""
         self._speculator.load(directory)
 
     # A step.
 
     def step(self) -> list[Event]:
-        """One forward of the running batch; returns what happened since the last call."""
+        """Run one forward of the running batch; return the events since the last call."""
         now_s = self._clock()
         self._account.begin()
         self._advance(now_s)
@@ -234,10 +236,10 @@ class BatchEngine(ABC):
 
     @abstractmethod
     def _advance(self, now_s: float) -> None:
-        """Compute one step, if there is anything to compute, and account for it."""
+        """Compute one step, if there is any work, and account for it."""
 
     def _before_idle(self) -> list[Event]:
-        """What is to be told when nothing is left to do."""
+        """Return events to report before the engine becomes idle."""
         return []
 
     def _tell(self, event: Event | None) -> None:

@@ -1,5 +1,5 @@
-"""What an engine takes in and lets go: which requests can never run, which have ended before they start, and what is
-told of those that end. Pure functions."""
+"""Checks of new requests and reports of finished ones: which can never run, and which have ended before they start.
+Pure functions."""
 
 from dataclasses import dataclass
 
@@ -10,21 +10,21 @@ from contracts.rollout import NOTHING_SAMPLED, Finished, FinishReason, Rejected,
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """What bounds a request in this engine."""
+    """An engine's limits on requests."""
 
     vocab_size: int
     model_tokens: int  # prompt and response
     kv_blocks: int
     block_tokens: int
-    logprobs_t1: bool = True  # prefixes come with them
+    logprobs_t1: bool = True  # whether prefixes must have them
 
     def sequence_limit(self, request: Request) -> int:
-        """Sequence length at which the request ends."""
+        """Return the sequence length at which the request ends."""
         return min(len(request.prompt_tokens) + request.sampling.max_new_tokens, self.model_tokens)
 
 
 def take_in(request: Request, limits: EngineLimits, weights_version: int, now_s: float) -> Ticket | Finished | Rejected:
-    """A ticket to run with, or how the request ends at once."""
+    """Return a ticket to run, or the request's immediate end."""
     if (reason := reason_to_reject(request, limits)) is not None:
         return Rejected(request.request_id, reason)
     prefix = request.prefix if request.prefix is not None and len(request.prefix.tokens) else None
@@ -45,7 +45,7 @@ def take_in(request: Request, limits: EngineLimits, weights_version: int, now_s:
 def finished(
     ticket: Ticket, response: Sampled, reason: FinishReason, weights_version: int, now_s: float, propensity: float = 1.0
 ) -> Finished:
-    """What is told of a request that ends now with `response`."""
+    """Return the event of a request that ends now with `response`."""
     drawn = len(ticket.request.prompt_tokens) + len(response) - ticket.submitted_tokens  # since it was submitted
     rollout = Rollout(
         request_id=ticket.request.request_id,
@@ -62,7 +62,7 @@ def finished(
 
 
 def reason_to_reject(request: Request, limits: EngineLimits) -> str | None:
-    """Why the request can never run here, and the remedy; None if it can."""
+    """Return why the request can never run here, and the remedy; None if it can."""
     prompt, sampling = request.prompt_tokens, request.sampling
     if prompt.ndim != 1 or len(prompt) == 0:
         return "the prompt is empty: every request needs at least one prompt token"
@@ -110,7 +110,7 @@ def reason_to_reject(request: Request, limits: EngineLimits) -> str | None:
 
 
 def ended_by_prefix(request: Request, limits: EngineLimits) -> End | None:
-    """How a re-issued request had ended already, if its prefix is complete."""
+    """Return how a re-issued request has already ended, if its prefix is complete."""
     if request.prefix is None:
         return None
     return find_end(request, request.prefix.tokens, limits.sequence_limit(request) - len(request.prompt_tokens))

@@ -1,8 +1,8 @@
-"""How far the markers of running requests have been read, and whom a rule may end now. Owns readings, never an end:
-what ends a response, and how, is said by actors.engine.stopping.
+"""Reading positions of the running requests' markers, and which requests a rule may end now. actors.engine.stopping
+decides what ends a response, and how.
 
-Two implementations: `PlainReader` says what is meant, the native one (native/stop_rules.h) does it in a tenth of a
-microsecond per step. Both are lazy: with fewer tokens than a rule can end it with, a response is not looked at.
+Two implementations: `PlainReader` is the reference, the native one (native/stop_rules.h) takes a tenth of a microsecond
+per step. Both are lazy: a response that is too short for its rule is not read.
 """
 
 from collections import OrderedDict
@@ -17,7 +17,7 @@ from actors.engine.stopping import NOWHERE, Found, rows_of, run, table_of
 from contracts.rollout import Marker, StopRule
 from models.ops.native import kernels
 
-_KEPT_MARKERS = 8  # that nobody reads at present: the next RL step has the same
+_KEPT_MARKERS = 8  # unused markers to keep: the next RL step has the same
 
 
 class NativeReader:
@@ -26,8 +26,8 @@ class NativeReader:
     def __init__(self, table: SlotTable, vocab_size: int) -> None:
         self._reader = kernels.StopReader(table)  # type: ignore[union-attr]
         self._vocab_size = vocab_size
-        self._markers: OrderedDict[bytes, Any] = OrderedDict()  # those used last come last
-        self._read_by: dict[int, list[Any]] = {}  # by slot: what must not go away
+        self._markers: OrderedDict[bytes, Any] = OrderedDict()  # least recently used first
+        self._read_by: dict[int, list[Any]] = {}  # by slot: objects to keep alive
         self.look, self.spare = self._reader.look, self._reader.spare
 
     def begin(self, slot: int, rule: StopRule) -> None:
@@ -63,14 +63,14 @@ class _Watch:
 
 
 class PlainReader:
-    """Over one SlotTable, in Python."""
+    """Marker reading over one SlotTable, in Python."""
 
     def __init__(self, table: SlotTable) -> None:
         self._table = table
         self._watches: dict[int, _Watch] = {}
 
     def begin(self, slot: int, rule: StopRule) -> None:
-        """A request was loaded into `slot`."""
+        """Register a request that was loaded into `slot`."""
         self._watches[slot] = watch = _Watch(rule=rule, due=_due(rule))
         watch.wake = _next_wake(watch, 0)
 
@@ -78,12 +78,13 @@ class PlainReader:
         self._watches.pop(slot, None)
 
     def spare(self, slot: int) -> None:
-        """Its coin lets it run on."""
+        """Let the request continue past its give-up limit."""
         self._watches[slot].due = NOWHERE
 
     def look(self) -> list[int] | None:
-        """The slots that their rules end with the tokens they have now, in any order; None: no slot. One at which the
-        coin is to be asked is among them, until it is spared."""
+        """Return the slots that their rules may end with their present tokens, in any order; None: no slot.
+
+        Includes slots at their give-up limit, until `spare` is called."""
         table, ending = self._table, []
         for slot, watch in self._watches.items():
             tokens = int(table.length[slot] - table.prompt_length[slot])
@@ -97,7 +98,7 @@ class PlainReader:
         return ending or None
 
     def found(self, slot: int) -> Found:
-        """In the tokens that it has now."""
+        """Return the markers found in the slot's present tokens."""
         self._read(slot, self._watches[slot])
         return self._watches[slot].found
 
@@ -119,7 +120,7 @@ StopReader = NativeReader | PlainReader
 
 
 def stop_reader(table: SlotTable, vocab_size: int) -> StopReader:
-    """The fastest implementation that is installed."""
+    """Return the fastest installed implementation."""
     return NativeReader(table, vocab_size) if hasattr(kernels, "StopReader") else PlainReader(table)
 
 
@@ -145,7 +146,7 @@ def _is_over(watch: _Watch, tokens: int) -> bool:
 
 
 def _next_wake(watch: _Watch, tokens: int) -> int:
-    """The fewest tokens with which one that is not over with `tokens`, and is read so far, can be."""
+    """Return the smallest number of tokens that can end a response that is read up to `tokens` and not over."""
     rule, wakes = watch.rule, [NOWHERE]
     if rule.strings is not None:
         wakes.append(tokens + 1)

@@ -1,4 +1,4 @@
-"""What passes between whoever schedules and whoever keeps count of the running batch. Owns shapes; decides nothing."""
+"""Data between the scheduler and the slot table of the running batch. Types only."""
 
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -14,16 +14,16 @@ PromptKey = tuple[int, bytes]
 
 @dataclass(slots=True, kw_only=True)
 class PromptEntry:
-    """One prompt. `ready` once the writer has computed every token that others reuse; or what a turn of an episode left
-    for the next one."""
+    """One prompt in the KV cache. `ready` once its writer has computed all reusable tokens. Also holds the tokens that
+    a turn of an episode left for the next one."""
 
     blocks: list[int]  # of tokens 0 .. reusable - 1
     reusable_tokens: int  # prompt length - 1
     writer: int  # request id
     ready: bool = False
-    waiting_slots: list[int] = field(default_factory=list)  # admitted requests that start when it is ready
-    rows: object = None  # what the watcher keeps of its tokens
-    handed_on: bool = False  # left by a turn: the next one goes on in the blocks themselves
+    waiting_slots: list[int] = field(default_factory=list)  # admitted requests that start once it is ready
+    rows: object = None  # the watcher's data about its tokens
+    handed_on: bool = False  # left by a turn: the next turn continues in the same blocks
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -32,14 +32,14 @@ class Ticket:
 
     request: Request
     prefix: Sampled | None  # response tokens known when it is next admitted
-    reported_tokens: int  # of them, how many the driver knows
-    limit: int  # sequence length at which it ends
+    reported_tokens: int  # how many of them the driver has received
+    limit: int  # sequence length at which the request ends
     submitted_tokens: int  # tokens known when it was submitted
-    spared_steps: int = 0  # tokens that came in one engine step with another, before its last preemption
+    spared_steps: int = 0  # tokens that shared an engine step with an earlier one, before its last preemption
     slot: int = -1  # -1: waiting
-    admission: int = -1  # the larger, the younger
+    admission: int = -1  # larger is younger
     weights_version: int = -1
-    reused_tokens: int = 0  # of the prompt, when it was admitted last
+    reused_tokens: int = 0  # prompt tokens with cached K/V at its last admission
     started_s: float = 0.0
 
     @property
@@ -57,20 +57,21 @@ class StepPlan:
 
     slots: Int64Array  # [R]
     rows: Int64Array  # [R]
-    samples: NDArray[np.bool_]  # [R], the rows reach the last known token, so the next one is drawn
+    samples: NDArray[np.bool_]  # [R], the rows reach the last known token, so the next token is drawn
     copies: list[tuple[int, int]] = field(default_factory=list)  # KV blocks (from, to) to copy before the step
     prefill_tokens: int = 0
 
     @property
     def decoding(self) -> Int64Array:
-        """The slots of requests that are past their prompt."""
+        """Slots of the requests that are past their prompt."""
         return self.slots[(self.rows == 1) & self.samples] if self.prefill_tokens else self.slots
 
 
 class SlotWatcher(Protocol):
-    """Told of every request that takes or leaves a slot, while the slot holds its tokens."""
+    """Notified of every request that takes or leaves a slot, while the slot holds its tokens."""
 
     def begin(self, slot: int, prompt: PromptEntry | None) -> None:
-        """The request computes its prompt itself (None: alone), or starts behind prompt.reusable_tokens of it."""
+        """A request took a slot. It starts behind prompt.reusable_tokens of the prompt; None: it computes the prompt
+        itself."""
 
     def end(self, slot: int, finished: bool) -> None: ...

@@ -1,7 +1,7 @@
-"""Per-request state of the running batch as arrays over slots. Owns the arrays; never decides anything.
+"""Per-request state of the running batch as arrays over slots. Holds data; makes no decisions.
 
-A slot is one place in the running batch. Everything that every step needs for every request lives here, so that a step
-is a few array operations, and Python runs per request only when one is admitted, reports or finishes.
+A slot is one place in the running batch. All per-step state of requests is here, so that a step is a few array
+operations. Python runs per request only when one is admitted, reports or finishes.
 """
 
 import numpy as np
@@ -13,18 +13,18 @@ from contracts.rollout import Progress, Request, Sampled, StopRule
 class SlotTable:
     """`slots` x state. Invariant of a used slot: 0 <= computed < length <= limit <= max_tokens.
 
-    Arrays stay where they are (native kernels hold their addresses), except `stop`, which may grow.
+    Array addresses are fixed, because native kernels hold them, except `stop`, which may grow.
     """
 
     def __init__(self, slots: int, max_tokens: int, blocks_per_slot: int, *, logprobs_t1: bool = True) -> None:
-        """`logprobs_t1` False: the engine has none; the array is there all the same, and means nothing."""
+        """`logprobs_t1` False: the engine has none; the array exists but has no meaning."""
 
         def zeros() -> NDArray[np.int64]:
             return np.zeros(slots, np.int64)
 
         self._has_t1 = logprobs_t1
-        # Position p of the sequence: its token, and (responses only) the log-probs it was drawn with. Zero pages are
-        # not backed by memory until they are written, so a long `max_tokens` costs nothing here.
+        # At position p of the sequence: its token, and for responses the log-probs of its draw. Zero pages use no
+        # memory until they are written, so a large `max_tokens` costs nothing here.
         self.tokens = np.zeros((slots, max_tokens), np.int32)
         self.logprobs = np.zeros((slots, max_tokens), np.float32)
         self.logprobs_t1 = np.zeros((slots, max_tokens), np.float32)
@@ -34,11 +34,11 @@ class SlotTable:
         self.computed = zeros()  # tokens whose K/V are in the cache
         self.limit = zeros()  # length at which the request ends
         self.prompt_length = zeros()
-        self.noise_origin = zeros()  # position whose draw is number 0: prompt_length, in an episode's first turn
+        self.noise_origin = zeros()  # position of the first draw: prompt_length, in an episode's first turn
         self.reported = zeros()  # length at the last Progress
-        self.spared_steps = zeros()  # tokens that came in one engine step with another
-        self.drafted = zeros()  # tokens that were verified for it, since they were last counted ...
-        self.accepted = zeros()  # ... and of them those that stood
+        self.spared_steps = zeros()  # tokens that shared an engine step with an earlier one
+        self.drafted = zeros()  # drafted tokens verified since the last count ...
+        self.accepted = zeros()  # ... and how many were accepted
         self.request_id = zeros()
         self.prompt_id = zeros()
         self.noise_key = zeros()
@@ -51,7 +51,7 @@ class SlotTable:
         self.early: list[NDArray[np.int32] | None] = [None] * slots
 
     def fill(self, slot: int, request: Request, prefix: Sampled | None, reported_tokens: int, limit: int) -> None:
-        """Load a request, `prefix` holding the response tokens that exist already, into a free slot."""
+        """Load a request into a free slot; `prefix` holds the existing response tokens."""
         prompt = len(request.prompt_tokens)
         length = prompt
         self.tokens[slot, :prompt] = request.prompt_tokens
@@ -80,13 +80,13 @@ class SlotTable:
         self.stop[slot, : len(sampling.stop_token_ids)] = sampling.stop_token_ids
 
     def response(self, slot: int, start: int | None = None) -> Sampled:
-        """Copy of the response tokens and log-probs from sequence position `start` (default: all) on."""
+        """Return a copy of the response tokens and log-probs from sequence position `start` (default: all) on."""
         part = slice(int(self.prompt_length[slot]) if start is None else start, int(self.length[slot]))
         logprobs_t1 = self.logprobs_t1[slot, part].copy() if self._has_t1 else None
         return Sampled(self.tokens[slot, part].copy(), self.logprobs[slot, part].copy(), logprobs_t1)
 
     def progress(self, slot: int) -> Progress:
-        """What the response gained since it was last reported, which it is now."""
+        """Return the tokens since the last report, and mark them as reported."""
         delta = self.response(slot, start=int(self.reported[slot]))
         self.reported[slot] = self.length[slot]
         return Progress(int(self.request_id[slot]), delta)

@@ -1,8 +1,8 @@
-"""Asks the policy, then the drafter, and makes what it answers safe to verify. Owns the drafters and the policy.
+"""Choose a strategy by the policy, draft, and make the drafts safe to verify. Owns the drafters and the policy.
 
-A draft may be anything: what is malformed, too long or outside the vocabulary is cut off here. A drafter that raises is
-not asked again, and the driver hears of it; new weights give a trained one another chance, `MAX_FAILURES` times in all.
-Tokens never depend on any of it (`verify`).
+Drafts are untrusted: malformed, too long or out-of-vocabulary parts are cut off here. A drafter that raises is disabled
+and reported to the driver; new weights re-enable a trained one, until `MAX_FAILURES` failures. None of this affects the
+sampled tokens (`verify`).
 """
 
 import logging
@@ -43,17 +43,17 @@ from policies.speculation.policy import StrategyPolicy
 from policies.steps import NO_REQUESTS, Load
 
 _log = logging.getLogger(__name__)
-# Rejection sampling draws by the request's noise wherever nothing was drafted: what is drafted must not depend on it.
+# Rejection sampling draws with the request's noise wherever nothing was drafted, so drafts must use other noise.
 _OTHER_NOISE = 0x5DEECE66D
-MAX_FAILURES = 3  # of one drafter; then not even new weights bring it back
+MAX_FAILURES = 3  # of one drafter; then it stays disabled even with new weights
 
 
-Reserve = Callable[[Int64Array, Int64Array], Int64Array]  # slots, counts [R]: the counts for which there is KV cache
+Reserve = Callable[[Int64Array, Int64Array], Int64Array]  # slots, counts [R] -> the counts that fit the KV cache
 
 
 @dataclass(frozen=True, slots=True)
 class _Requests:
-    """What of a BatchView no step changes: kept while the scheduler keeps its array of slots."""
+    """The constant part of a BatchView, kept while the scheduler keeps its array of slots."""
 
     slots: Int64Array
     fixed: dict[str, Any]
@@ -76,7 +76,7 @@ class _Requests:
 
 
 class Speculator:
-    """Turns a plan into a strategy and drafts, or None: then the step is plain decoding."""
+    """Turns a plan into a strategy and drafts, or None for plain decoding."""
 
     def __init__(
         self,
@@ -104,16 +104,16 @@ class Speculator:
         self._events: list[Event] = [] if events is None else events
         self._failed: dict[str, Drafter] = {}  # those that new weights may bring back
         self._failures: Counter[str] = Counter()
-        self._slots: set[int] = set()  # with a request
+        self._slots: set[int] = set()  # slots with a request
         self._history = table.tokens.view()
         self._history.flags.writeable = False
         self._other_noise = _OTHER_NOISE if rejection else 0
         self._requests = _Requests.of(table, np.zeros(0, np.int64), self._other_noise)
         self.draft_s, self.caught_up, self.captured = 0.0, False, False  # of the last step
-        # Of the requests in those slots: known tokens, and prompts.
+        # Token count and prompts of the requests in those slots.
         self._counted, self._context_tokens, self._prompt_ids = self._requests.slots, 0, NO_REQUESTS
         self._budget, self._load = Budgeting(table, budget), Load(0, 0, 0)
-        self.room: Int64Array | None = None  # what the last step's decoding requests might draft, within a budget
+        self.room: Int64Array | None = None  # draft limits of the last step's decoding requests, under a budget
         self.use(policy)
         for name, drafter in drafters.items():
             if drafter.shares_kv and target is None:
@@ -125,14 +125,14 @@ class Speculator:
         self.policy = policy
         self._max_nodes = 0 if policy is None else policy.max_nodes
 
-    # What drafters are told. Costs nothing where there are none.
+    # Notifications of drafters. They cost nothing without drafters.
 
     @property
     def has_drafters(self) -> bool:
         return bool(self._drafters or self._failed)
 
     def begin(self, slot: int, prompt: PromptEntry | None = None) -> None:
-        """A request was loaded into `slot`."""
+        """Register a request that was loaded into `slot`."""
         self._slots.add(slot)
         if self._hidden is not None:
             self._hidden.begin(slot)
@@ -147,7 +147,7 @@ class Speculator:
         drafter.begin(slot, history[:known], history[known:length])
 
     def end(self, slot: int, finished: bool) -> None:
-        """The request in `slot` leaves it."""
+        """Remove the request from `slot`."""
         prompt, length = int(self._table.prompt_length[slot]), int(self._table.length[slot])
         history = self._history[slot]
         self._slots.discard(slot)
@@ -167,7 +167,7 @@ class Speculator:
                 drafter.new_target(version)
 
     def update(self, name: str, manifest: WeightsManifest, buffer: NDArray[np.uint8]) -> str:
-        """New weights of a drafter; why it could not take them, or nothing."""
+        """Load new weights of a drafter; return why it could not load them, or ""."""
         failed = self._failed.get(name)
         drafter = failed or self._drafters.get(name)
         if drafter is None:
@@ -176,20 +176,20 @@ class Speculator:
             return f"drafter {name!r} has no weights"
         try:
             drafter.update(manifest.version, dict(weights.unpack(manifest, buffer)))
-            if failed is not None:  # It was told nothing since it failed.
+            if failed is not None:  # it received no notifications since its failure
                 for slot in self._slots:
                     self._begin(failed, slot)
                 self._drafters[name] = self._failed.pop(name)
         except (ValueError, weights.WeightsCorruptError) as error:
             return str(error)
-        except Exception as error:  # Nobody knows what it holds now.
+        except Exception as error:  # its state is undefined now
             self._give_up(name, error)
             return f"drafter {name!r} failed: {error}"
         self.renewed(name)
         return ""
 
     def renewed(self, name: str) -> None:
-        """A drafter has new weights."""
+        """Tell the policy that a drafter has new weights."""
         if self.policy is not None:
             self.policy.renewed(name)
 
@@ -200,7 +200,8 @@ class Speculator:
                 drafter.remember(prompts, responses)
 
     def save(self, directory: str) -> str | None:
-        """Returns what failed. A full disk says nothing against a drafter: none is given up."""
+        """Save all drafters; return the failures, if any. No drafter is disabled, since a full disk is not its
+        fault."""
         try:
             Path(directory).mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -254,7 +255,7 @@ class Speculator:
     # A step.
 
     def load_of(self, plan: StepPlan, waiting: int) -> Load:
-        """What the step decodes. While it is the same requests, their tokens are those that `drew` has counted."""
+        """Return the load of the step. While the requests are the same, `drew` keeps the token count."""
         slots = plan.decoding
         if slots is not self._counted:
             self._counted, self._context_tokens = slots, int(self._table.length[slots].sum())
@@ -269,11 +270,11 @@ class Speculator:
         return self._load
 
     def drew(self, new_tokens: int) -> None:
-        """The step brought its requests so many tokens."""
+        """Add the step's new tokens to the count."""
         self._context_tokens += new_tokens
 
     def choose(self, load: Load) -> Strategy:
-        """The strategy of a step of that load."""
+        """Return the strategy of a step with that load."""
         if self.policy is None or not load.running:
             return PLAIN
         strategy = self.policy.choose(load)
@@ -283,9 +284,9 @@ class Speculator:
         return strategy
 
     def draft(self, plan: StepPlan, strategy: Strategy, reserve: Reserve) -> StepDrafts | None:
-        """Drafts by the strategy, at most what fits the KV cache; None where there is nothing to verify.
+        """Draft by the strategy, at most what fits the KV cache; None if there is nothing to verify.
 
-        Beside prompt chunks there are no trees and no drafts with probabilities.
+        A step with prompt chunks has no trees and no drafts with probabilities.
         """
         self.draft_s, self.caught_up, self.captured, self.room = 0.0, False, False, None
         if strategy.depth == 0 or (plan.prefill_tokens and (strategy.is_tree or self._rejection)):
@@ -349,7 +350,7 @@ class Speculator:
         return drafts
 
     def _distributions(self, answer: Drafts, clean: StepDrafts) -> Tensor | None:
-        """What the drafted tokens were drawn with, cut like the drafts; None if it makes no sense."""
+        """Return the distributions of the drafted tokens, cut like the drafts; None if malformed."""
         given: object = answer.distributions
         requests, width = clean.tokens.shape
         if not isinstance(given, Tensor) or clean.parents is not None:

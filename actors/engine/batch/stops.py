@@ -1,8 +1,8 @@
-"""Stop rules of the running requests, step by step. Owns what a step becomes when a rule ends a response in it; whom a
-rule ends is found by actors.engine.batch.markers, and the law is actors.engine.stopping.
+"""Apply stop rules to the running requests after each step. actors.engine.batch.markers finds the requests that a rule
+may end; actors.engine.stopping defines the rules.
 
-The accept rule knows stop tokens and limits only. What it emitted behind the end that a rule demands is taken back
-here, before anybody is told: drafts that ran past an end leave no trace in tokens, log-probs, hidden states or counts.
+The accept rule only handles stop tokens and limits. Tokens emitted behind a rule's end are removed here before any
+report. Drafts past an end thus leave no trace in tokens, log-probs, hidden states or counts.
 """
 
 from dataclasses import replace
@@ -18,7 +18,7 @@ from contracts.rollout import FinishReason
 
 
 class RuleStops:
-    """Implements `scheduler.SlotWatcher`: a request's rule is read along from the tokens that it is admitted with."""
+    """Implements `scheduler.SlotWatcher`. A request's rule is read from its first token on."""
 
     def __init__(self, table: SlotTable, vocab_size: int) -> None:
         self._table, self._reader = table, stop_reader(table, vocab_size)
@@ -40,12 +40,12 @@ class RuleStops:
             self._reader.end(slot)
 
     def apply(self, plan: StepPlan, settled: Settled) -> Settled:
-        """What the step did once the rules have been heard; shortens responses in the table."""
+        """Return the step's result after the rules; shortens responses in the table."""
         found = self._look()
         return settled if found is None else self._cut(found, plan, settled)
 
     def _cut(self, found: list[int], plan: StepPlan, settled: Settled) -> Settled:
-        """`found`: slots that their rules end, in any order."""
+        """`found`: slots that their rules may end, in any order."""
         table, ended = self._table, dict(settled.ended)
         surplus: dict[int, int] = {}
         for slot in found:
@@ -74,16 +74,16 @@ class RuleStops:
         return replace(settled, emitted=kept_tokens, accepted=accepted, accepted_tokens=int(accepted.sum()))
 
     def propensity(self, slot: int, reason: FinishReason) -> float:
-        """Of a response that has just ended so, in its slot."""
+        """Return the propensity of a response that has just ended for this reason, in its slot."""
         rule = self._table.rules[slot]
         limit = None if rule is None else rule.give_up_at_tokens
         if limit is None or (self._tokens(slot) <= limit and reason is not FinishReason.GIVEN_UP):
-            return 1.0  # its coin was not asked
+            return 1.0  # it ended before its give-up limit
         end = self._end(slot, {slot: reason})
         return 1.0 if end is None else end.propensity
 
     def _end(self, slot: int, ended: dict[int, FinishReason]) -> End | None:
-        """By itself, as `ended` says, or by its rule."""
+        """Return the end by itself, as in `ended`, or by its rule."""
         rule, tokens = self._table.rules[slot], self._tokens(slot)
         assert rule is not None
         natural = End(tokens, ended[slot]) if slot in ended else None

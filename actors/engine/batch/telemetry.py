@@ -1,4 +1,4 @@
-"""What engine steps did: one record each for anyone who listens, and windows of them for the run. Reads no clock."""
+"""Telemetry of engine steps: one record per step for listeners, and windows of steps for the run. Reads no clock."""
 
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ Int64Array = NDArray[np.int64]
 
 
 class Occupancy(Protocol):
-    """What a scheduler tells of itself."""
+    """A scheduler's occupancy."""
 
     @property
     def running(self) -> int: ...
@@ -31,7 +31,7 @@ class Occupancy(Protocol):
     def kv_tokens_used(self) -> int: ...
     @property
     def preempted(self) -> int:
-        """So far."""
+        """Number of preemptions so far."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,22 +40,22 @@ class EngineStepRecord:
 
     at_s: float  # its start
     running: int  # requests that decoded
-    context_tokens: int  # known tokens of those
+    context_tokens: int  # their known tokens
     strategy: Strategy
     drafted: int
     accepted: int
-    emitted: int  # new tokens, also of requests whose prompt ended in this step
+    emitted: int  # new tokens, including requests whose prompt ended in this step
     elapsed_s: float  # of the whole step
-    draft_s: float  # of it, drafting
+    draft_s: float  # part of elapsed_s spent drafting
     prefill_tokens: int
-    expected_s: float | None = None  # what it should have taken, by what was known before; of plain steps, of a sample
-    reason: Reason | None = None  # why the policy chose the strategy; None: there is no policy, or nothing decoded
-    checked: int = 0  # tokens of early text
+    expected_s: float | None = None  # predicted time before the step; for plain steps, of a sample
+    reason: Reason | None = None  # why the policy chose the strategy; None: no policy, or nothing decoded
+    checked: int = 0  # verified tokens of early text
 
 
 @dataclass(slots=True)
 class _Use:
-    """A StrategyUse in the making. reached, stood: per step, how deep each request's draft was, and was accepted."""
+    """A StrategyUse under construction. reached, stood: per step, drafted and accepted depth of each request."""
 
     counts: StrategyUse = field(default_factory=lambda: StrategyUse(strategy=""))
     most_saved_s: float = 0.0
@@ -72,7 +72,7 @@ class _Use:
 
 @dataclass(slots=True)
 class _Choices:
-    """ReasonUse in the making."""
+    """A ReasonUse under construction."""
 
     steps: int = 0
     judged: int = 0
@@ -80,14 +80,14 @@ class _Choices:
 
 
 def _at_least(depths: list[Int64Array], deepest: int) -> tuple[int, ...]:
-    """How many of the depths are at least 1, 2, ... deepest."""
+    """Count the depths that are at least 1, 2, ... deepest."""
     counts = np.bincount(np.concatenate(depths), minlength=deepest + 1) if depths else np.zeros(deepest + 1, np.int64)
     return tuple(int(count) for count in counts[::-1].cumsum()[::-1][1:])
 
 
 class PromptMeter:
-    """What was drafted for each prompt, and stood. Steps count in the slot table; here Python runs per request only
-    when it leaves its slot or a window is cut. A SlotWatcher."""
+    """Drafted and accepted tokens by prompt. Steps count in the slot table; Python runs per request only when it leaves
+    its slot or a window is cut. A SlotWatcher."""
 
     def __init__(self, table: SlotTable) -> None:
         self._table = table
@@ -106,7 +106,8 @@ class PromptMeter:
         table.drafted[slot] = table.accepted[slot] = 0
 
     def cut(self) -> tuple[PromptUse, ...]:
-        """Since the last call, at most MAX_PROMPTS; what was drafted for least waits for the next."""
+        """Return the counts since the last call, for at most MAX_PROMPTS; prompts with the fewest drafted tokens
+        wait."""
         for slot in np.flatnonzero(self._table.drafted):
             self.end(int(slot), finished=False)
         most = sorted(self._uses, key=lambda prompt_id: -self._uses[prompt_id][0])[:MAX_PROMPTS]
@@ -114,12 +115,12 @@ class PromptMeter:
 
 
 class WindowMeter:
-    """Adds up steps; `cut` turns them into an EngineWindow. A window starts with its first step."""
+    """Sums steps; `cut` turns them into an EngineWindow. A window starts with its first step."""
 
     def __init__(self, prompts: PromptMeter) -> None:
         self._prompts = prompts
         self.engine_steps = 0
-        self.evaluation = False  # of the window at hand
+        self.evaluation = False  # of the current window
         self._start_s = 0.0
         self._prefill_tokens = self._decode_tokens = self._preempted_before = 0
         self._uses: dict[Strategy, _Use] = {}
@@ -140,7 +141,7 @@ class WindowMeter:
         strategy: Strategy,
         timed_s: float,
     ) -> None:
-        """A step that began at now_s; timed_s: its seconds, 0 where they say nothing about the strategy."""
+        """Count a step that began at now_s; timed_s: its seconds, 0 if they do not count for the strategy."""
         if self.engine_steps == 0:
             self._start_s = now_s
         self.engine_steps += 1
@@ -157,7 +158,7 @@ class WindowMeter:
             self._note(now_s, running, strategy.drafter)
 
     def count_choice(self, reason: Reason, advantage: float | None) -> None:
-        """Why the step just counted decoded the way it did; the predicted speed of the best drafts beside plain."""
+        """Add the last step's reason; and the predicted speedup of the best drafts over plain decoding."""
         if reason is not self._reason or not self._reasons:
             self._reason, self._choices = reason, self._reasons.setdefault(reason, _Choices())
         choices = self._choices
@@ -167,15 +168,15 @@ class WindowMeter:
             choices.advantage += advantage
 
     def count_expected(self, expected_s: float, elapsed_s: float) -> None:
-        """The step just counted is timed, and this was predicted of it."""
+        """Add the last step's predicted and measured time."""
         counts = self._use.counts
         counts.expected_s += expected_s
         counts.measured_s += elapsed_s
         counts.missed_s += abs(expected_s - elapsed_s)
 
     def count_drafting(self, drafted: int, accepted: int, draft_s: float, saved_s: float, most_s: float) -> None:
-        """Of the step just counted, whose strategy is to draft. `most_s`: the most that it can have saved; of a window
-        no more is told, whatever was expected of plain decoding."""
+        """Add the last step's drafting. `most_s`: upper bound of its saved time; a window reports at most the sum of
+        these."""
         self._use.most_saved_s += most_s
         counts = self._use.counts
         counts.drafted += drafted
@@ -184,11 +185,11 @@ class WindowMeter:
         counts.saved_s += saved_s
 
     def count_early(self, use: EarlyUse) -> None:
-        """The step just counted checked early text."""
+        """Add the last step's verification of early text."""
         self._early = use if self._early is None else self._early.plus(use)
 
     def count_depths(self, reached: Int64Array, stood: Int64Array) -> None:
-        """Of the step just counted: how deep each request's [R] draft was, and how deep it was accepted."""
+        """Add the last step's drafted and accepted depth of each request [R]."""
         self._use.reached.append(reached)
         self._use.stood.append(stood)
 

@@ -1,4 +1,4 @@
-"""How the native engine starts in its process."""
+"""Start of the native engine in its process."""
 
 import sys
 
@@ -26,7 +26,7 @@ from policies.speculation.build import build_budget, build_policy
 
 
 def build(start: Start) -> NativeEngine:
-    """The engine that serves the model at `start.model.path`."""
+    """Build the engine that serves the model at `start.model.path`."""
     torch.manual_seed(start.seed)
     options, key = start.options, "rollout.engine.device"
     device = choose_device(options.device, key)
@@ -53,10 +53,10 @@ def build(start: Start) -> NativeEngine:
     speculation = start.speculation
     drafters, policy, news = {}, None, None
     if speculation.mode != "off":
-        sys.path += [path for path in start.code_paths if path not in sys.path]  # behind ours: nothing hides it
+        sys.path += [path for path in start.code_paths if path not in sys.path]  # last: hides none of ours
         target = model.tables() if isinstance(model, RankTransformer) else model
         drafters = build_drafters(speculation, target, options)
-        # On a GPU a node of a tree sums its keys in another order than plain decoding would.
+        # On a GPU a tree node sums its keys in another order than plain decoding.
         costs, news = calibrated(start, device)
         policy = build_policy(speculation, list(drafters), trees=device == "cpu" or not invariant, costs=costs)
     engine = NativeEngine(
@@ -84,7 +84,7 @@ def build(start: Start) -> NativeEngine:
 
 
 def _require_whole_weights(start: Start) -> None:
-    """ValueError for what one rank cannot do with its part of the weights (`launch.config.check` says it earlier)."""
+    """Raise ValueError for options that need whole weights on one rank (`launch.config.check` finds them earlier)."""
     key = f"rollout.engine.tensor_parallel={start.options.tensor_parallel}"
     if start.quantization != "none":
         raise ValueError(

@@ -1,7 +1,7 @@
 """The native rollout engine, synchronous and in this process: requests in, events out, one forward per `step`.
 
-Owns the model's weights and the accept rule's effect on the sequences.
-It never waits, never starts a thread or a process (`actors.engine.process` does) and reads no clock but the one given.
+Owns the model's weights, and applies the accept rule to the sequences. It never blocks, starts no thread or process
+(`actors.engine.process` does) and reads only the given clock.
 """
 
 import time
@@ -69,8 +69,8 @@ NO_DRAFTERS: Mapping[str, Drafter] = {}
 class NativeEngine(BatchEngine):
     """Continuous batching over one model. `weights_version` is the version of the weights that `model` holds.
 
-    Speculation: `policy` is asked before every step that decodes, and names one of `drafters` (by their keys); None,
-    or no drafters: plain decoding. `budget` bounds what each request drafts; None: its strategy alone does.
+    Speculation: `policy` is called before every step that decodes, and names one of `drafters` (by their keys); None,
+    or no drafters: plain decoding. `budget` limits each request's drafts; None: only the strategy does.
     `hidden_tokens`: engine steps whose hidden states are kept for drafters that need them. `recording_bytes`: of hidden
     states of whole sequences, recorded per version of the weights (0: none).
     `recorded_layers`: whose outputs stand before the final state in what is kept; default: those the drafters need.
@@ -178,7 +178,7 @@ class NativeEngine(BatchEngine):
         self._speculator.new_target(weights_version)
         self._stops = RuleStops(self._table, config.vocab_size)
         prompts = PromptMeter(self._table)
-        # Rejection sampling accepts by other draws than those of plain decoding: early text would change tokens.
+        # Rejection sampling accepts with other draws than plain decoding: early text would change tokens.
         self._early = None if verification == "rejection" else EarlyTexts(self._table, self._steps, config.vocab_size)
         watchers: list[SlotWatcher] = [self._stops]
         if self._early is not None:
@@ -195,17 +195,17 @@ class NativeEngine(BatchEngine):
         self._plan_graphs(policy)
         self._progress_every_tokens = options.progress_every_tokens
         self._model, self._low_bit, self._adapter_base = model, model.low_bit, adapter_base
-        self._receiver: Receiver | None = None  # made when weights are offered first
+        self._receiver: Receiver | None = None  # made at the first offer of weights
         self._half_loaded = False
         self._followers = followers
 
     @property
     def has_work(self) -> bool:
-        """True while `step` has something to do or to tell, and whole weights to do it with."""
+        """Whether `step` has work or events to report, and the weights are complete."""
         return not self._half_loaded and super().has_work
 
     def use(self, policy: StrategyPolicy | None) -> None:
-        """Let `policy` choose from the next step on. None: plain decoding."""
+        """Use `policy` from the next step on. None: plain decoding."""
         self._speculator.use(policy)
         if policy is not None and policy.max_nodes > self._max_nodes:
             self._max_nodes = policy.max_nodes
@@ -225,21 +225,21 @@ class NativeEngine(BatchEngine):
         super()._accept(ticket)
 
     def update_weights(self, manifest: WeightsManifest, buffer: NDArray[np.uint8]) -> WeightsLoaded:
-        """See BatchEngine. An engine that started in few bits stores what it is handed, in few bits or not. Adapters
-        are merged into the weights that it started with, in the precision that it started in."""
+        """See BatchEngine. An engine that started in a low-bit format accepts weights in that format or in full
+        precision. Adapters are merged into the initial weights, in the initial format."""
         start_s, begin_s = self._clock(), 0.0 if self._pacer is None else self._pacer.clock()
         if are_adapters(manifest.tensors):
-            self._merge(dict(unpack(manifest, buffer)))  # Computes and checks the checksum.
+            self._merge(dict(unpack(manifest, buffer)))  # computes and checks the checksum
         elif isinstance(self._model, RankTransformer) and self._followers is not None:
-            self._followers.load(self._model, manifest, buffer)  # Likewise.
+            self._followers.load(self._model, manifest, buffer)  # also checks it
         else:
             with self._model.storing(self._form_of(manifest.tensors)):
-                load_packed(self._model, manifest, buffer)  # Likewise.
+                load_packed(self._model, manifest, buffer)  # also checks it
         return self._holds(manifest.version, manifest.checksum, start_s, begin_s)
 
     def receive_weights(self, offer: Offer) -> WeightsLoaded:
-        """See BatchEngine. An engine whose weights are half overwritten has no work until `update_weights` gives it
-        whole ones."""
+        """See BatchEngine. An engine with half overwritten weights has no work until `update_weights` loads whole
+        ones."""
         start_s, begin_s = self._clock(), 0.0 if self._pacer is None else self._pacer.clock()
         if self._receiver is None:
             self._receiver = Receiver(next(self._model.parameters()).device)
@@ -253,7 +253,7 @@ class NativeEngine(BatchEngine):
             else:
                 with self._model.storing(self._form_of(offer.tensors)):
                     received = self._receiver.receive(offer, hf_targets(self._model))
-        except (HandOffError, torch.OutOfMemoryError) as error:  # the latter: of room for another precision
+        except (HandOffError, torch.OutOfMemoryError) as error:  # OutOfMemoryError: no memory for another precision
             self._half_loaded |= isinstance(error, HandOffError) and error.began and not adapters
             seconds = self._clock() - start_s
             return WeightsLoaded(
@@ -284,7 +284,7 @@ class NativeEngine(BatchEngine):
             self._adapter_base.merge_into(self._model, adapters, everything=new)
 
     def _form_of(self, tensors: Sequence[TensorSpec]) -> LowBitFormat | None:
-        """What they are stored in: only weights in few bits have scales."""
+        """Return the storage format of the tensors: only low-bit weights have scales."""
         return self._low_bit if any(spec.name.endswith(SCALE_SUFFIX) for spec in tensors) else None
 
     @property
@@ -292,8 +292,8 @@ class NativeEngine(BatchEngine):
         return "none" if self._model.low_bit is None else self._model.low_bit.name
 
     def _holds(self, version: int, checksum: int, start_s: float, begin_s: float, way: str = "store") -> WeightsLoaded:
-        """The model's parameters are those of this version now, which has come since `start_s`; `begin_s`: of the
-        pacer's clock."""
+        """Switch to the loaded version: the model's parameters are complete. `start_s`, `begin_s`: start of the load,
+        on the clock and the pacer's clock."""
         self._half_loaded = False
         if self._recording is not None:
             self._tell(self._recording.new_target(version))
@@ -335,7 +335,7 @@ class NativeEngine(BatchEngine):
         if plan is None:
             return
         load = self._speculator.load_of(plan, self._scheduler.waiting)
-        if plan.copies:  # before anything reads them: drafters may
+        if plan.copies:  # before drafters read them
             self._runner.copy_blocks(plan.copies)
         checked = None if self._early is None else self._early.draft(plan, self._scheduler.reserve_drafts)
         rest = plan if checked is None else rest_of(plan, checked)
@@ -441,7 +441,7 @@ class NativeEngine(BatchEngine):
         return settled
 
     def _without_numbers(self, plan: StepPlan, draws: Draws) -> set[int]:
-        """Slots with tokens that were drawn from logits with a NaN (or a +inf): their log-probs are NaN too."""
+        """Return slots with tokens drawn from logits with a NaN (or a +inf): their log-probs are NaN too."""
         if not np.isnan(draws.logprobs_t1).any():
             return set()
         table = self._table
@@ -452,7 +452,7 @@ class NativeEngine(BatchEngine):
         }
 
     def _refuse(self, slot: int) -> None:
-        """Its model's outputs are no numbers: nothing of it can be learned from, and the others go on."""
+        """Reject a request whose logits are not finite: nothing can be learned from it. The others continue."""
         ticket, table = self._scheduler.ticket_in(slot), self._table
         sampled = int(table.length[slot] - table.prompt_length[slot])
         self._queue.remove(ticket.request.request_id, finished=False)

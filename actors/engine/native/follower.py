@@ -1,4 +1,4 @@
-"""A follower: the child's end. It runs forwards over its part of the model, and knows no request."""
+"""A follower rank in its child process. It runs forwards over its part of the model, and has no requests."""
 
 import queue
 from typing import Any, assert_never
@@ -40,10 +40,10 @@ def main() -> None:
 
 
 def serve(link: Link) -> None:
-    """Obey rank 0 until it closes this process, or ends."""
+    """Execute rank 0's orders until it closes this process, or ends."""
     start = link.receive()
     inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    hear(link, inbox.put)  # from here on rank 0's end ends this process, whatever it waits for
+    hear(link, inbox.put)  # from here on, the end of rank 0 ends this process, whatever it waits for
     follower = Follower(start)
     link.send([Obeyed()])
     while True:
@@ -59,7 +59,7 @@ class Follower:
     """One rank's part of the model and of the KV cache."""
 
     def __init__(self, start: RankStart) -> None:
-        """Raises what keeps the rank from starting."""
+        """Raises whatever keeps the rank from starting."""
         engine, key = start.start, "rollout.engine.device"
         options = engine.options
         device = choose_device(options.device, key)
@@ -90,7 +90,7 @@ class Follower:
         )
 
     def obey(self, order: Order) -> Obeyed | None:
-        """What is raised ends the rank, and with it the engine."""
+        """Execute an order. An exception ends the rank, and with it the engine."""
         match order:
             case Step(rows):
                 self._runner.follow(rows)

@@ -1,8 +1,8 @@
-"""What passes and drafts cost on this device: an engine decodes made-up requests, and a script says how.
+"""Measure the cost of passes and drafts on this device: an engine decodes random requests by a script.
 
-Owns which cells are measured in which order, and how long. The engine is the one that runs use, so scheduling,
-sampling and settling are in the times; on a GPU every step ends with its tokens on the host, so nothing is in flight
-when it is timed. Which tokens come out does not matter: random weights of the right shape do.
+Chooses the measured cells, their order and duration. The engine is that of real runs, so scheduling, sampling and
+settling are included; on a GPU every step ends with its tokens on the host, so no work is pending when it is timed. The
+sampled tokens do not matter, so random weights of the right shape suffice.
 """
 
 from collections import defaultdict
@@ -36,23 +36,23 @@ from policies.speculation.defaults import default_arms
 from policies.speculation.policy import Reason
 from policies.steps import Load, StepKind, StepOutcome
 
-PROBE = "probe"  # the drafter that proposes anything, so that passes of many rows can be had
+PROBE = "probe"  # the drafter with arbitrary drafts, for passes of many rows
 MOST_ROWS = 512  # of one pass
-ROUNDS = 7  # measured steps of a cell and visit, after one that is not counted
-LEAST_ROUNDS = 3  # fewer are not kept
-LEAST_VISITS = 3  # however long they take
-SWEEPS = 3  # over all cells, at most: a disturbance of some seconds meets none of them every time
+ROUNDS = 7  # measured steps per cell and visit, after one uncounted step
+LEAST_ROUNDS = 3  # cells with fewer are discarded
+LEAST_VISITS = 3  # made however long they take
+SWEEPS = 3  # most passes over all cells: a disturbance of some seconds does not hit the same cell every time
 DRAFT_STEPS = 6
-REMEMBERED = 8  # made-up rollouts per prompt, for drafters that look things up
+REMEMBERED = 8  # random rollouts per prompt, for drafters that look up text
 _REQUESTS = (1, 4, 16, 64, 2, 8, 32, 128, 3, 6, 12, 24, 48, 96)  # coarse first
-_COARSE = 4  # of them, with the coarse depths
+_COARSE = 4  # number of coarse ones, measured with the coarse depths
 _COARSE_DEPTHS, _DEPTHS = (0, 3, 15), (0, 1, 2, 3, 5, 7, 11, 15)
-_DRAFTING = (1, 8, 32, 3)  # requests for which drafters are measured
+_DRAFTING = (1, 8, 32, 3)  # requests in measurements of drafters
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A pass as it was predicted from what was measured before it, and as it was measured."""
+    """A pass as predicted from earlier measurements, and as measured."""
 
     requests: int
     rows: int
@@ -62,25 +62,25 @@ class Check:
 
     @property
     def error(self) -> float:
-        """Relative to what it took."""
+        """Relative error of the prediction."""
         return self.predicted_s / self.measured_s - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """`checks`: of cells that were measured after others, what those had said of them."""
+    """Result. `checks`: predictions of later cells from earlier ones."""
 
     calibration: Calibration
     checks: tuple[Check, ...]
     seconds: float
 
 
-_Cell = tuple[int, int, int]  # requests, rows, context of each request as it began
+_Cell = tuple[int, int, int]  # requests, rows, initial context of each request
 
 
 @dataclass(frozen=True, slots=True)
 class _Visit:
-    """Requests that decode together for a while, with a context of so many tokens each."""
+    """Requests that decode together for a while, with this many context tokens each."""
 
     requests: int
     context: int
@@ -88,7 +88,7 @@ class _Visit:
 
     @property
     def tokens(self) -> int:
-        """Of the cache, about."""
+        """Approximate number of cached tokens."""
         return self.requests * (self.context + 16 + (1 + ROUNDS) * len(self.depths))
 
     def __str__(self) -> str:
@@ -97,7 +97,7 @@ class _Visit:
 
 @dataclass(slots=True)
 class Script:
-    """A StrategyPolicy that does what it is told and remembers what came of it."""
+    """A StrategyPolicy with a preset strategy that stores the outcomes."""
 
     arms: Sequence[Strategy]
     strategy: Strategy = PLAIN
@@ -162,9 +162,9 @@ def measure_engine(
     seconds: float,
     on_progress: Callable[[float, str], None] = lambda done, what: None,
 ) -> Measured:
-    """What an engine of this configuration costs in this process: its passes, and the drafts of every drafter at hand.
+    """Measure an engine of this configuration in this process: its passes, and the drafts of every available drafter.
 
-    Raises what keeps such an engine from starting.
+    Raises whatever keeps such an engine from starting.
     """
     device = choose_device(options.device, "rollout.engine.device")
     if options.threads is not None:
@@ -181,7 +181,7 @@ def measure_engine(
 
 
 def _network(model: ModelOptions, device: str, quantization: Quantization) -> Transformer:
-    """The model at `model.path`, with random weights where it has none yet (a run trains them first)."""
+    """Load the model at `model.path`, with random weights if it has none yet (a run trains them first)."""
     dtype, low_bit = getattr(torch, model.dtype), low_bit_format(quantization, device)
     invariant = batch_invariance(model, device, "rollout.engine.device", engine=True)
     if any(Path(model.path).glob("*.safetensors")):
@@ -195,7 +195,7 @@ def _network(model: ModelOptions, device: str, quantization: Quantization) -> Tr
 
 
 class Measuring:
-    """One calibration. Steps take their time; `timer` says how long, in seconds."""
+    """One calibration. `timer` measures the steps, in seconds."""
 
     def __init__(
         self,
@@ -208,8 +208,8 @@ class Measuring:
         timer: Callable[[], float] = perf_counter,
         verification: Literal["coupled", "rejection"] = "coupled",
     ) -> None:
-        """`drafters` and `arms`: whose drafts are measured. `contexts`: tokens that a request knows, the usual first;
-        those that the model or the cache cannot hold are shortened."""
+        """`drafters` and `arms`: measured drafts. `contexts`: tokens per request, the usual number first; shortened to
+        what model and cache can hold."""
         self._key, self._options, self._timer = key, options, timer
         self._vocab, self._most = model.config.vocab_size, history_tokens(model, options) - 1
         probes = [Strategy(PROBE, depth) for depth in _DEPTHS if depth]
@@ -232,13 +232,13 @@ class Measuring:
         self._next_id = 0
 
     def run(self, seconds: float, on_progress: Callable[[float, str], None]) -> Measured:
-        """Measure for about so long: coarse cells and drafters first, then finer ones while there is time.
-        on_progress(done, what): a share of the whole, 0 to 1."""
+        """Measure for about this long: coarse cells and drafters first, then finer ones while there is time.
+        on_progress(done, what): share of the whole, 0 to 1."""
         begin_s = self._timer()
         coarse, fine = self._visits()
         for number, visit in enumerate(coarse):
             if number >= LEAST_VISITS and self._timer() - begin_s > seconds / 2:
-                break  # a model for which one visit takes very long
+                break  # a model with very long visits
             on_progress(number / len(coarse) / 4, str(visit))
             self._visit(visit, patience_s=seconds / 4 / len(coarse))
         for requests in _DRAFTING:
@@ -255,7 +255,7 @@ class Measuring:
         return Measured(self.calibration(), tuple(self._checks), self._timer() - begin_s)
 
     def calibration(self) -> Calibration:
-        """Calibration from what was measured so far."""
+        """Return the calibration from the measurements so far."""
         passes = tuple(
             PassCost(
                 requests=requests,
@@ -275,8 +275,7 @@ class Measuring:
         return raw.model_copy(update={"fitted": CostModel(raw).refined(self._key).fitted})
 
     def _visits(self) -> "tuple[list[_Visit], list[_Visit]]":
-        """Coarse ones, that are made at any rate, and fine ones. Where the cache is too small for a visit, there is
-        none."""
+        """Return coarse visits, which are always made, and fine ones. Visits that exceed the cache are skipped."""
         most = self._options.max_running
         first = [requests for requests in _REQUESTS[:_COARSE] if requests <= most]
         others = [requests for requests in (*_REQUESTS, most) if requests <= most]
@@ -287,7 +286,7 @@ class Measuring:
         return [one for one in coarse if one.tokens <= room], [one for one in fine if one.tokens <= room]
 
     def _check(self, visit: "_Visit", patience_s: float) -> None:
-        """A visit, and what was known before of its new cells."""
+        """Make a visit, and compare its new cells with predictions from earlier ones."""
         known, costs, begin_s = set(self._passes), CostModel(self.calibration()), self._timer()
         self._visit(visit, patience_s)
         self._took_s[visit] = self._timer() - begin_s
@@ -300,7 +299,7 @@ class Measuring:
                 self._checks.append(Check(cell[0], cell[1], context, predicted_s, measured_s))
 
     def _visit(self, visit: "_Visit", patience_s: float) -> None:
-        """Passes of that many requests; depths take turns, so that a disturbance meets them all."""
+        """Measure passes of that many requests; depths alternate, so that a disturbance affects all of them."""
         requests = visit.requests
         depths = [depth for depth in visit.depths if requests * (1 + depth) <= MOST_ROWS]
         self._begin(requests, visit.context)
@@ -317,7 +316,7 @@ class Measuring:
         self._end()
 
     def _draft(self, requests: int) -> None:
-        """Drafts of every arm for that many requests, as far as they fit."""
+        """Measure every arm's drafts for that many requests, as far as they fit."""
         visit = _Visit(requests, self._contexts[0], (max(arm.depth for arm in self._arms),) if self._arms else ())
         if not self._arms or requests > self._options.max_running or visit.tokens > self._options.kv_tokens:
             return
@@ -330,7 +329,7 @@ class Measuring:
             self._end()
 
     def _step(self, arm: Strategy, requests: int) -> list[StepOutcome]:
-        """One engine step; its outcome, if it says anything."""
+        """Run one engine step; return its outcome, if it counts."""
         self._script.strategy = arm
         before = len(self._script.outcomes)
         self._engine.step()
@@ -341,10 +340,10 @@ class Measuring:
         ]
 
     def _begin(self, requests: int, context: int) -> None:
-        """Have that many requests decode, each with a prompt of its own."""
+        """Let that many requests decode, each with a prompt of its own."""
         prompts = [self._random.integers(0, self._vocab, context, dtype=np.int32) for _ in range(requests)]
         self._script.outcomes.clear()
-        # Repetitive, as what is drafted from: looking up what is there costs more than finding nothing.
+        # Repetitive, like real text: a successful lookup costs more than a failed one.
         history = [np.tile(self._random.integers(0, self._vocab, 16, dtype=np.int32), 8) for _ in range(REMEMBERED)]
         self._engine.remember([prompt for prompt in prompts[:8] for _ in history], history * len(prompts[:8]))
         self._ids = list(range(self._next_id, self._next_id + requests))
@@ -362,7 +361,7 @@ class Measuring:
             ]
         )
         self._script.strategy = PLAIN
-        # Where the cache is too small for all of them, they never run together: those steps say nothing.
+        # If the cache is too small for all of them, they never run together: those steps do not count.
         for _ in range(4 + 2 * -(-requests * context // self._options.prefill_chunk_tokens)):
             if not self._engine.has_work:
                 break

@@ -1,4 +1,4 @@
-"""From the start of an engine to vLLM's own arguments. Owns what Paceline fixes in them and what a user may add."""
+"""vLLM's own arguments from an engine's start message: which ones Paceline sets, and which a user may add."""
 
 import os
 import secrets
@@ -12,7 +12,7 @@ from actors.engine.vllm.versions import UnsupportedVllmError
 from actors.engine.vllm.worker import EXTENSION
 from actors.engine.wire import Start
 
-# Fixed: whoever changes one of these takes away what the engine is built on.
+# Set by Paceline; the engine depends on each of these.
 OURS = frozenset(
     {
         "model",
@@ -22,7 +22,7 @@ OURS = frozenset(
         "max_model_len",
         "max_num_seqs",
         "max_num_batched_tokens",
-        "num_gpu_blocks_override",  # of rollout.engine.kv_tokens (backend.py)
+        "num_gpu_blocks_override",  # from rollout.engine.kv_tokens (backend.py)
         "logprobs_mode",
         "scheduler_cls",
         "async_scheduling",
@@ -36,27 +36,28 @@ OURS = frozenset(
 )
 V1_SWITCH = "VLLM_USE_V2_MODEL_RUNNER"
 _ENVIRONMENT = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # this process is a child already
-    "VLLM_LOGGING_LEVEL": "ERROR",  # its warnings are about what is set here on purpose
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # this process is already a child
+    "VLLM_LOGGING_LEVEL": "ERROR",  # its warnings concern settings made here on purpose
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # engines share a machine: rollout.engine.threads says how many each has
-    V1_SWITCH: "0",  # V2 keeps drafts on its own side: what the scheduler drafts would not reach it
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # engines share a machine: rollout.engine.threads sets the number of each
+    V1_SWITCH: "0",  # V2 keeps drafts on its own side: the scheduler's drafts would not reach it
 }
 _SEEDS = (1 << 31) - 1
-_CPU_KV_BYTES = 1 << 32  # at most: what is allocated follows from rollout.engine.kv_tokens
+_CPU_KV_BYTES = 1 << 32  # upper bound: the allocation follows from rollout.engine.kv_tokens
 
 
 def prepare_environment() -> None:
-    """What vLLM reads while it is imported. What is set already stands."""
+    """Set the environment variables that vLLM reads at import; existing ones stay."""
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    warnings.filterwarnings("ignore", category=FutureWarning)  # of what vLLM imports
+    warnings.filterwarnings("ignore", category=FutureWarning)  # from packages that vLLM imports
 
 
 def require_v1(config: Any) -> None:
-    """Refuse Model Runner V2, which drafts by itself. `config`: vLLM's VllmConfig. Raises UnsupportedVllmError: someone
-    has set the switch, or an argument that only V2 serves (watermarks, HiSparse)."""
+    """Refuse Model Runner V2, which drafts by itself. `config`: vLLM's VllmConfig.
+
+    Raises UnsupportedVllmError if the switch is set, or an argument requires V2 (watermarks, HiSparse)."""
     if config.use_v2_model_runner:
         why = f"{V1_SWITCH}={os.environ.get(V1_SWITCH)}" if os.environ.get(V1_SWITCH) != "0" else "vllm_arguments"
         raise UnsupportedVllmError(
@@ -68,8 +69,8 @@ def require_v1(config: Any) -> None:
 def engine_arguments(
     start: Start, *, device: str, ranks: int, max_nodes: int, speculative: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    """Build vLLM's EngineArgs. `ranks`: processes that execute the model, one to a GPU. `max_nodes`: the most tokens
-    that any request drafts in a step.
+    """Return vLLM's EngineArgs. `ranks`: processes that execute the model, one per GPU. `max_nodes`: most drafted
+    tokens per request and step.
 
     Raises ValueError for an entry of rollout.engine.vllm_arguments that Paceline sets itself.
     """
@@ -90,7 +91,7 @@ def engine_arguments(
         "model": start.model.path,
         "skip_tokenizer_init": True,
         "dtype": start.model.dtype,
-        # Requests without generators draw from one that this seeds: two workers must not share its noise.
+        # Requests without generators draw from one with this seed: two workers must not share its noise.
         "seed": start.seed & _SEEDS if options.seeded_requests else secrets.randbits(31),
         "max_model_len": options.max_model_tokens,
         "max_num_seqs": options.max_running,
@@ -99,8 +100,8 @@ def engine_arguments(
         "scheduler_cls": f"{__package__}.scheduler.PacelineScheduler",
         "async_scheduling": False,
         "disable_log_stats": True,
-        "use_tqdm_on_load": False,  # standard error is what a lost engine's supervisor shows
-        "enforce_eager": not (on_cpu or options.cuda_graphs),  # on CPUs compiled, as vLLM does by itself
+        "use_tqdm_on_load": False,  # stderr must stay clean: the supervisor shows it for a lost engine
+        "enforce_eager": not (on_cpu or options.cuda_graphs),  # compiled on CPUs, as is vLLM's default
         "enable_sleep_mode": not on_cpu,
         "speculative_config": None if speculative is None else dict(speculative),
         "tensor_parallel_size": ranks,

@@ -1,4 +1,5 @@
-"""vLLM's own engine core, in this process, as `actors.engine.vllm.engine` drives it. Owns every call into it."""
+"""vLLM's own engine core, in this process, behind the interface of `actors.engine.vllm.engine`. Contains every call
+into it."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -29,8 +30,8 @@ _log = logging.getLogger(__name__)
 
 
 class VllmBackend:
-    """`arguments`: of EngineArgs. `kv_tokens`: of KV cache, for all requests together. `seeded`: every request draws
-    from a generator of its own. `drafter`: the network that vLLM drafts with, by these arguments.
+    """`arguments`: of EngineArgs. `kv_tokens`: KV cache of all requests together. `seeded`: every request has its own
+    generator. `drafter`: the network that vLLM drafts with, by these arguments.
     """
 
     def __init__(
@@ -39,12 +40,12 @@ class VllmBackend:
         config = EngineArgs(**arguments).create_engine_config(UsageContext.ENGINE_CONTEXT)
         require_v1(config)
         cache = config.cache_config
-        cache.num_gpu_blocks_override = -(-kv_tokens // cache.block_size) + 1  # vLLM keeps one of them for itself
+        cache.num_gpu_blocks_override = -(-kv_tokens // cache.block_size) + 1  # vLLM reserves one block for itself
         self.core = EngineCore(config, Executor.get_class(config), log_stats=False)
         for mended in {name for rank in self.core.collective_rpc(mend_worker) for name in rank}:
             _log.warning("mended in this vLLM: %s (docs/howto/vllm.md)", mended)
         self._seeded = seeded
-        self._asleep: list[str] = []  # vLLM's tags of what sleeps
+        self._asleep: list[str] = []  # vLLM's tags of sleeping memory
         self._drafter = drafter
         if drafter is not None:
             self.core.collective_rpc(PacelineWorker.paceline_hold_drafter.__name__, args=(drafter.copies_target,))
@@ -70,7 +71,7 @@ class VllmBackend:
         self.core.scheduler.control = control
 
     def submit(self, request: Request, prefix: Sampled | None, limit: int) -> None:
-        """Ends and stop tokens are the control's: vLLM is told the cap alone."""
+        """Submit a request. vLLM gets only the length limit: the control handles stop tokens and rules."""
         known = request.prompt_tokens if prefix is None else np.concatenate([request.prompt_tokens, prefix.tokens])
         sampling, drawn = request.sampling, 0 if prefix is None else len(prefix)
         params = SamplingParams(
@@ -118,7 +119,7 @@ class VllmBackend:
         self._weights.load_drafter(manifest, buffer, drafter.convert, drafter.shapes)
 
     def sleep(self) -> None:
-        """Weights move to the host and the K/V is dropped, on GPUs; on CPUs vLLM does nothing."""
+        """Move weights to the host and drop the K/V, on GPUs; on CPUs vLLM does nothing."""
         self.core.sleep(level=1)
         self._asleep = ["weights", "kv_cache"]
 
@@ -128,7 +129,7 @@ class VllmBackend:
             self._asleep = []
 
     def _wake_weights(self) -> None:
-        """New ones must not be written to memory that is not there. The K/V sleeps on."""
+        """Wake the weights' memory, so that new ones can be written. The K/V stays asleep."""
         if "weights" in self._asleep:
             self.core.wake_up(["weights"])
             self._asleep.remove("weights")

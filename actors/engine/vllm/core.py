@@ -1,4 +1,4 @@
-"""How the vLLM engine starts in its process. Imports vLLM only when an engine is built."""
+"""Start of the vLLM engine in its process. Imports vLLM only when an engine is built."""
 
 import logging
 from collections.abc import Collection
@@ -28,8 +28,8 @@ _log = logging.getLogger(__name__)
 
 
 def build(start: Start) -> VllmEngine:
-    """The engine that serves the model at `start.model.path`. Raises UnsupportedVllmError; ValueError for what does not
-    go with rollout.quantization."""
+    """Build the engine that serves the model at `start.model.path`. Raises UnsupportedVllmError; ValueError for options
+    that rollout.quantization excludes."""
     installed = check_version()
     prepare_environment()
     options, speculation = start.options, start.speculation
@@ -37,7 +37,7 @@ def build(start: Start) -> VllmEngine:
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     most = torch.cuda.device_count() if device == "cuda" else 1
-    ranks = start.options.tensor_parallel or most  # this process sees its engine's GPUs alone
+    ranks = start.options.tensor_parallel or most  # this process sees only its engine's GPUs
     names = wanted_drafters(speculation)
     network = _network(names)
     costs, news = calibrated(start, device, f"vllm {installed.version}")
@@ -75,7 +75,7 @@ def build(start: Start) -> VllmEngine:
 
 
 def _network(names: Collection[str]) -> str | None:
-    """The drafter among them that computes passes of its own."""
+    """Return the network drafter among the names, if any."""
     networks = [name for name in CATALOGUE if name in names and CATALOGUE[name].is_network]
     if len(networks) > 1:
         raise ValueError(

@@ -1,9 +1,9 @@
-"""When a model drafter of vLLM runs, and what of its K/V it can trust. Owns the wrapper around the drafter's `propose`
-in every process that executes the model; decides nothing: the scheduler does, by a number in its output.
+"""When a model drafter of vLLM runs, and which of its K/V are valid: a wrapper around the drafter's `propose` in every
+process that executes the model. The scheduler decides, by a number in its output.
 
-A drafter that does not run in a step gets no K/V of that step's tokens. EAGLE's cannot be made up for (the hidden
-states are gone), a quantised copy's can: the target's K/V is what it approximates, lies in the same blocks, and is
-copied. How long its passes take is measured where they run: the engine sees one step that drafts and verifies.
+A drafter that skips a step has no K/V of that step's tokens. EAGLE's cannot be restored, because the hidden states are
+gone. A quantised copy's can: it approximates the target's K/V, which is in the same blocks, and is copied. The passes
+are timed where they run, since the engine only sees whole steps.
 """
 
 from collections import deque
@@ -15,26 +15,26 @@ import torch
 from torch import Tensor
 
 _MOST_RUNNING = 64
-NOT_AT_ALL = -1  # `num_spec_tokens_to_schedule`: no pass. 0: vLLM's own meaning, one pass that keeps the K/V whole
+NOT_AT_ALL = -1  # `num_spec_tokens_to_schedule`: no pass. 0, as in vLLM: one pass that keeps the K/V complete
 
 
 class DrafterPasses:
-    """`propose` of vLLM's drafter, which it replaces on the drafter of `runner`.
+    """Replaces `propose` of vLLM's drafter on `runner`.
 
-    `copies_target`: its layers are the target's, so that their K/V can come from there.
+    `copies_target`: its layers are the target's, so their K/V can be copied from there.
     """
 
     def __init__(self, runner: Any, copies_target: bool, timer: Callable[[], float] = perf_counter) -> None:
         self._runner, self._timer = runner, timer
         self._propose = runner.drafter.propose
         self._layers = _pairs(runner) if copies_target else []
-        self._missed = False  # a step, at some time
-        self._whole: set[str] = set()  # requests of which the drafter has all K/V, once it has missed a step
-        self._seconds: dict[int, deque[float]] = {}  # by drafts, since somebody asked
+        self._missed = False  # whether the drafter ever skipped a step
+        self._whole: set[str] = set()  # requests with complete drafter K/V, once it has skipped a step
+        self._seconds: dict[int, deque[float]] = {}  # by number of drafts, since the last query
         self._running: deque[tuple[int, Any, Any]] = deque()  # on a GPU: drafts, events before and after
 
     def propose(self, num_speculative_tokens: int, *args: Any, **kwargs: Any) -> Tensor:
-        """As vLLM's drafter: int64 [requests, drafts]."""
+        """Propose as vLLM's drafter: int64 [requests, drafts]."""
         attention = kwargs["common_attn_metadata"]
         requests = self._runner.input_batch.req_ids
         if num_speculative_tokens == NOT_AT_ALL:
@@ -49,8 +49,9 @@ class DrafterPasses:
         return drafts
 
     def seconds(self, drafts: int) -> float | None:
-        """Of a run that made so many drafts per request: the mean since this was asked last; None: there was none. On a
-        GPU of those that it has come to the end of: nothing is waited for."""
+        """Return the mean time of passes with this many drafts per request since the last call; None: there were none.
+
+        On a GPU, only finished passes count: nothing is waited for."""
         while self._running and self._running[0][2].query():
             count, begun, ended = self._running.popleft()
             self._seconds.setdefault(count, deque(maxlen=_MOST_RUNNING)).append(begun.elapsed_time(ended) / 1e3)
@@ -69,15 +70,15 @@ class DrafterPasses:
             self._seconds.setdefault(drafts, deque(maxlen=_MOST_RUNNING)).append(ended - begun)
             return
         self._running.append((drafts, begun, ended))
-        if len(self._running) > _MOST_RUNNING:  # nobody asks
+        if len(self._running) > _MOST_RUNNING:  # nobody queries them
             self._running.popleft()
 
     def _make_whole(self, requests: list[str], attention: Any) -> None:
-        """Before the pass, which then writes what it computes of this step's tokens itself."""
+        """Complete the drafter's K/V before its pass, which writes those of this step's tokens."""
         rows = [row for row, request in enumerate(requests) if request not in self._whole]
         if not rows:
             return
-        # Blocks up to the last token; rows of the table are longer.
+        # blocks up to the last token; rows of the table are longer
         counts = (attention.seq_lens[rows] + self._runner.drafter.block_size - 1) // self._runner.drafter.block_size
         table = attention.block_table_tensor[rows]
         blocks = table[torch.arange(table.shape[1], device=table.device) < counts[:, None]].unique().long()
@@ -88,7 +89,7 @@ class DrafterPasses:
 
 
 def _pairs(runner: Any) -> list[tuple[Tensor, Tensor]]:
-    """K/V of each of the target's layers, [blocks, ...], and of the drafter's same layer: views."""
+    """Return K/V of each of the target's layers, [blocks, ...], and of the drafter's same layer, as views."""
     layers = runner.vllm_config.compilation_config.static_forward_context
     drafter = sorted(runner.drafter._draft_attn_layer_names)
     pairs = []
@@ -96,7 +97,7 @@ def _pairs(runner: Any) -> list[tuple[Tensor, Tensor]]:
         target, own = layers[name.removeprefix("draft_model.")].kv_cache, layers[name].kv_cache
         if target.shape != own.shape or target.dtype != own.dtype:
             raise ValueError(f"the drafter's K/V of {name} are not laid out as the target's")
-        if target.shape[0] == 2:  # backends that keep K and V of all blocks apart: [2, blocks, ...]
+        if target.shape[0] == 2:  # backends with separate K and V of all blocks: [2, blocks, ...]
             target, own = target.transpose(0, 1), own.transpose(0, 1)
         pairs.append((target, own))
     return pairs

@@ -1,8 +1,8 @@
-"""The rollout engine over stock vLLM, synchronous and in this process: requests in, events out, a step per `step`.
+"""The rollout engine over stock vLLM, synchronous and in this process: requests in, events out, one step per `step`.
 
-Owns what vLLM is told; vLLM owns the model, the KV cache and the draws.
-Slots, drafts, stop rules and telemetry are those of the native engine (`actors.engine.batch`). No token is invariant:
-which requests run together changes the last bits of logits, and speculation changes which noise a token gets.
+vLLM owns the model, the KV cache and the draws. Slots, drafts, stop rules and telemetry are those of the native engine
+(`actors.engine.batch`). Tokens are not invariant: the batch's composition changes the last bits of logits, and
+speculation changes which noise a token gets.
 """
 
 import time
@@ -43,41 +43,41 @@ from policies.steps import Load
 
 Int64Array = NDArray[np.int64]
 NO_DRAFTERS: Mapping[str, Drafter] = {}
-_BLOCKS = 1 << 40  # KV blocks are vLLM's: as far as the table knows there are always enough
+_BLOCKS = 1 << 40  # KV blocks are vLLM's: the table assumes that there are always enough
 
 
 class Backend(Protocol):
-    """vLLM as this engine needs it (`actors.engine.vllm.backend`)."""
+    """The interface of vLLM that this engine uses (`actors.engine.vllm.backend`)."""
 
     kv_blocks: int
     block_tokens: int
     model_tokens: int
     vocab_size: int
-    refusal: str  # why nothing may be drafted at temperatures above 0, if so (`actors.engine.vllm.self_test`)
+    refusal: str  # why nothing may be drafted at temperatures above 0, or "" (`actors.engine.vllm.self_test`)
 
     @property
     def preempted(self) -> int:
-        """Requests that vLLM took out of the batch for want of KV cache, so far."""
+        """Number of preemptions by vLLM for lack of KV cache so far."""
 
     def attach(self, control: Any) -> None:
-        """`control` (`actors.engine.vllm.scheduler.StepControl`) decides from now on."""
+        """Let `control` (`actors.engine.vllm.scheduler.StepControl`) make the decisions from now on."""
 
     def submit(self, request: Request, prefix: Sampled | None, limit: int) -> None: ...
     def abort(self, request_ids: Sequence[int]) -> None: ...
 
     def step(self) -> None:
-        """One engine step, if anything is to be computed or cleared up."""
+        """Run one engine step, if there is anything to compute or clean up."""
 
     def kv_tokens_used(self) -> int: ...
     def draft_s(self, drafts: int) -> float | None:
-        """Seconds that the network of vLLM's took lately to make so many drafts per request, on the first rank; None:
-        it has not since this was asked last."""
+        """Return recent seconds of vLLM's network for this many drafts per request, on the first rank; None: no such
+        pass since the last call."""
 
     def update_weights(self, manifest: WeightsManifest, buffer: NDArray[np.uint8]) -> Sequence[int]:
-        """Returns the requests that start anew: nothing of them was drawn."""
+        """Load weights. Returns the requests without draws, which start again."""
 
     def update_drafter(self, manifest: WeightsManifest, buffer: NDArray[np.uint8]) -> None:
-        """Update the network that vLLM drafts with. Raises ValueError or WeightsCorruptError if it cannot take them."""
+        """Update the network that vLLM drafts with. Raises ValueError or WeightsCorruptError if it cannot load them."""
 
     def sleep(self) -> None: ...
     def wake(self) -> None: ...
@@ -85,12 +85,12 @@ class Backend(Protocol):
 
 
 class VllmEngine(BatchEngine):
-    """Continuous batching by vLLM; `weights_version` is the version of what it has loaded, `quantization` the precision
-    that the backend was started in.
+    """Continuous batching by vLLM. `weights_version`: version of its loaded weights. `quantization`: the backend's
+    precision.
 
-    `drafters`, `policy`, `on_step`, `news`: as of NativeEngine. Drafts are chains. `worker`: what vLLM drafts with
-    itself. It drafts at the end of a step for the next, so where there is one every strategy is chosen a step before it
-    is used, and the policy must know (`lag`).
+    `drafters`, `policy`, `on_step`, `news`: as in NativeEngine. Drafts are chains. `worker`: vLLM's own drafter. It
+    drafts at the end of a step for the next one. Every strategy is then chosen one step before its use, which the
+    policy must know (`lag`).
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class VllmEngine(BatchEngine):
         self._occupancy = self
         self._account = StepAccount(table, self._speculator, prompts, on_step, timer, news=news)
         self._progress_every_tokens = progress_every_tokens
-        # Of the step at hand: vLLM's requests that decode, the plan of their slots, and what came of it.
+        # The current step: vLLM's decoding requests, the plan of their slots, and the result.
         self._decoding: list[Any] = []
         self._names: list[str] = []
         self._plan = _plan(np.zeros(0, np.int64))
@@ -149,7 +149,7 @@ class VllmEngine(BatchEngine):
         self._step: ReadStep | None = None
         backend.attach(self)
 
-    # telemetry.Occupancy
+    # interface telemetry.Occupancy
 
     @property
     def running(self) -> int:
@@ -191,7 +191,7 @@ class VllmEngine(BatchEngine):
         )
 
     def receive_weights(self, offer: Offer) -> WeightsLoaded:
-        """vLLM's ranks read whole tensors that lie in memory: its weights come through the object store."""
+        """Refuse: vLLM's ranks read whole tensors from memory, so its weights come through the object store."""
         reason = "vllm takes weights from the object store only"
         return WeightsLoaded(version=self._version, checksum=0, seconds=0.0, failure=reason)
 
@@ -228,16 +228,16 @@ class VllmEngine(BatchEngine):
                 self._settle(step, now_s)
 
     def before_schedule(self, running: list[Any]) -> None:
-        """See StepControl: choose a strategy for those that decode, and draft by it."""
+        """Choose a strategy for the decoding requests and draft by it; see StepControl."""
         decoding = [request for request in running if request.num_computed_tokens >= request.num_tokens - 1]
-        if decoding != self._decoding:  # Else the same array: who counts along knows it by its identity.
+        if decoding != self._decoding:  # otherwise keep the same array: its users compare its identity
             self._decoding, self._names = decoding, [request.request_id for request in decoding]
             self._plan = _plan(np.array([self._slot_of(name) for name in self._names], np.int64))
         plan = self._plan
         self._load = self._speculator.load_of(plan, self._admission.waiting)
         if self._worker is not None:
             self._worker.made([request.spec_token_ids for request in decoding])
-            for request in running:  # Only what is chosen is verified.
+            for request in running:  # only chosen drafts are verified
                 request.spec_token_ids = []
         if self._backend.refusal and self._table.temperature[plan.slots].any():
             self._strategy = self._next = PLAIN
@@ -256,7 +256,7 @@ class VllmEngine(BatchEngine):
         return 0 if self._worker is None else self._worker.drafts_to_make(self._next)
 
     def sampled(self, scheduled: Any, output: Any) -> set[str]:
-        """See StepControl: enter what was drawn, and hear the stop rules."""
+        """Write the draws to the table and apply the stop rules; see StepControl."""
         if scheduled.total_num_scheduled_tokens == len(self._names) and self._names == [
             *scheduled.num_scheduled_tokens
         ]:
@@ -266,7 +266,7 @@ class VllmEngine(BatchEngine):
         self._step, table, slots = step, self._table, step.plan.slots[step.plan.samples]
         greedy = table.temperature[slots] == 0.0
         if greedy.any():
-            step.logprobs[greedy.repeat(step.rows)] = 0.0  # as SamplingParams has it
+            step.logprobs[greedy.repeat(step.rows)] = 0.0  # as SamplingParams defines it
         settled = self._steps.settle(
             step.plan, step.tokens, step.logprobs, step.logprobs, step.drafts, self._progress_every_tokens
         )
@@ -282,10 +282,10 @@ class VllmEngine(BatchEngine):
         return names
 
     def _settle(self, step: ReadStep, now_s: float) -> None:
-        """After vLLM has entered the step as well: tell what came of it."""
+        """Report the step's result, after vLLM has recorded the step as well."""
         settled = step.settled
         self._speculator.drew(settled.new_tokens)
-        if self._worker is not None:  # it drafted in this step, where the step was computed
+        if self._worker is not None:  # it drafted at the end of this step
             self._speculator.draft_s += self._worker.seconds(self._backend.draft_s)
         window = self._account.count(
             step.plan,
@@ -295,7 +295,7 @@ class VllmEngine(BatchEngine):
             settled,
             self,
             now_s,
-            # Else this step's time holds drafts of another strategy, or its own were made in another's.
+            # otherwise this step's time includes another strategy's drafts, or excludes its own
             undisturbed=self._next is self._strategy,
         )
         if window is not None:
@@ -311,10 +311,10 @@ class VllmEngine(BatchEngine):
 
 
 def _plan(slots: Int64Array) -> StepPlan:
-    """Each of them decodes."""
+    """Return the plan of a step in which all slots decode."""
     return StepPlan(slots, np.ones(len(slots), np.int64), np.ones(len(slots), np.bool_))
 
 
 def _unlimited(slots: Int64Array, counts: Int64Array) -> Int64Array:
-    """KV blocks are vLLM's: it preempts where there are too few."""
+    """Return all counts: vLLM manages KV blocks and preempts if there are too few."""
     return counts

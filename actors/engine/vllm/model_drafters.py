@@ -1,5 +1,5 @@
-"""Drafters that are networks, for stock vLLM: the directory that it loads at its start, and how new weights get its
-names. Owns both forms, EAGLE and a quantised copy of the target; never drafts and holds no engine.
+"""Network drafters for stock vLLM: the directory that it loads at its start, and vLLM's names for new weights. Handles
+EAGLE and a quantised copy of the target; never drafts and holds no engine.
 """
 
 from collections.abc import Iterator, Mapping
@@ -28,13 +28,15 @@ class ModelDrafter:
 
     method: Literal["eagle", "eagle3", "draft_model"]
     directory: Path
-    convert: Converter  # of what `shapes` describes
-    shapes: Mapping[str, torch.Size]  # of the tensors that an update brings; empty: it is made of the target's
-    copies_target: bool = False  # layer by layer, so that its K/V approximates the target's
+    convert: Converter  # for the tensors of `shapes`
+    shapes: Mapping[str, torch.Size]  # of an update's tensors; empty: derived from the target's
+    copies_target: bool = False  # layer by layer, so that its K/V approximate the target's
 
     def speculative_config(self, drafts: int, tensor_parallel: int = 1) -> dict[str, Any]:
-        """Of EngineArgs. `drafts`: the deepest strategy of any drafter. Drafts are the likeliest tokens: with the
-        probabilities of sampled ones, vLLM could not verify drafts that the scheduler puts in their place."""
+        """Return the speculative_config of EngineArgs. `drafts`: the deepest strategy of any drafter.
+
+        Drafts are the most probable tokens. If they were sampled, vLLM would need their probabilities, and could not
+        verify drafts that the scheduler substitutes."""
         return {
             "method": self.method,
             "model": str(self.directory),
@@ -49,17 +51,17 @@ class EagleNames:
     """vLLM's names for the tensors of our EAGLE networks."""
 
     kind: Kind
-    config: ModelConfig  # of their block
+    config: ModelConfig  # of the drafter's block
 
     def __call__(self, named: Named) -> Iterator[tuple[str, Tensor]]:
         return vllm_tensors(self.kind, self.config, dict(named))
 
 
 def eagle_drafter(path: str, target: Path, out: Path, *, dtype: torch.dtype, seed: int = 0) -> ModelDrafter:
-    """Write `out` for what rollout.speculation.eagle.path says. Embedding and head are the target's own,
-    but for a head that has one.
+    """Write `out` for the drafter at rollout.speculation.eagle.path. Embedding and head are the target's, unless a head
+    has its own.
 
-    Raises EagleWeightsError (not a drafter of this target), ExportError (none that vLLM computes), ModelConfigError.
+    Raises EagleWeightsError (not a drafter of this target), ExportError (not supported by vLLM), ModelConfigError.
     """
     config = ModelConfig.from_hf(read_config(target))
     model = eagle_at(path, config, seed, dtype=dtype, device="cpu", batch_invariant=False)
@@ -74,10 +76,10 @@ def eagle_drafter(path: str, target: Path, out: Path, *, dtype: torch.dtype, see
 
 
 def self_drafter(target: Path, out: Path) -> ModelDrafter:
-    """Write `out`: the model in `target` with eight-bit weights. New weights of the target make new ones of it. For an
-    engine that is made in this process afterwards (`mend_int8`).
+    """Write `out`: the model in `target` with eight-bit weights, to be updated from the target's new weights.
 
-    Raises UnsupportedModelError for a family whose layers are not known to be quantised in this way.
+    For an engine that is made in this process afterwards (`mend_int8`). Raises UnsupportedModelError for a family whose
+    layers are not known to be quantised in this way.
     """
     source = read_config(target)
     ModelConfig.from_hf(source)

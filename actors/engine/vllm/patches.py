@@ -1,11 +1,11 @@
-"""Mends what a supported vLLM gets wrong, after asking it: a build that answers rightly is never touched.
+"""Fix bugs of a supported vLLM, after testing for them: a correct build is never touched.
 
-Owns two mends, both of the CPU wheel 0.32.0 as it comes:
+Both bugs are in the CPU wheel 0.32.0:
 - `expand_batch_to_tokens`, which gives every draft position its request's temperature, top-k and top-p, returns memory
   that nobody wrote (docs/howto/vllm.md#the-cpu-wheels-temperature-bug).
-- a request with a seed whose prompt is computed in parts ends the engine: after each part but the last vLLM takes back
-  what the request's generator drew, by an offset that generators on CPUs do not have.
-Decides nothing by version or platform, and imports vLLM only when called.
+- a request with a seed whose prompt is computed in parts ends the engine: after each part but the last, vLLM rewinds
+  the request's generator by an offset that generators on CPUs do not have.
+Independent of version and platform; imports vLLM only when called.
 """
 
 import functools
@@ -18,8 +18,8 @@ from torch import Tensor
 
 Expansion = Callable[..., Tensor]
 
-# x, its dtype, replace_from, replace_to and what comes out: the three calls that sampling makes, and int64. The answers
-# are plain lists, all different: a tensor that held the right answer and was freed might be handed out as the result.
+# x, its dtype, replace_from, replace_to and the result: the three calls of sampling, and int64. Expected results are
+# plain lists, all different: the memory of a freed correct tensor might be returned as the result.
 _COUNTS = (2, 0, 3, 1, 5, 2)
 _CASES: tuple[tuple[Sequence[float], torch.dtype, int, int, Sequence[float]], ...] = (
     ([0.5, 9, 1.75, 0, 0.0625, 3.5], torch.float32, 0, 1, [0.5] * 2 + [1.75] * 3 + [1] + [0.0625] * 5 + [3.5] * 2),
@@ -30,9 +30,9 @@ _CASES: tuple[tuple[Sequence[float], torch.dtype, int, int, Sequence[float]], ..
 
 
 def expand(x: Tensor, cu_num_tokens: Tensor, num_tokens: int, replace_from: int = 0, replace_to: int = 0) -> Tensor:
-    """x [B], of any dtype, each value as often as its request has draft tokens -> [num_tokens].
+    """Repeat each value of x [B], of any dtype, once per draft token of its request -> [num_tokens].
 
-    `cu_num_tokens` [B] counts them cumulatively; values equal to `replace_from` become `replace_to`.
+    `cu_num_tokens` [B] are cumulative counts; values equal to `replace_from` become `replace_to`.
     """
     counts = cu_num_tokens.diff(prepend=cu_num_tokens.new_zeros(1))
     values = x if replace_from == replace_to else x.masked_fill(x == replace_from, replace_to)
@@ -48,10 +48,10 @@ def expands_rightly(expansion: Expansion, device: torch.device | str = "cpu") ->
 
 
 def mend_expansion(device: torch.device | str = "cpu") -> bool:
-    """Put `expand` in the place of vLLM's function, in this process, if that answers wrongly; True if it did.
+    """Replace vLLM's function by `expand` in this process if it is wrong; return whether it was.
 
-    Only after a worker was made here: it is the worker that installs the kernels which the function launches. Raises
-    what the function raises.
+    Call it only after a worker was made here, which installs the kernels that the function launches. Raises the
+    function's errors.
     """
     from vllm.v1.sample import rejection_sampler
 
@@ -65,10 +65,10 @@ def mend_expansion(device: torch.device | str = "cpu") -> bool:
 
 
 def mend_generators(runner: Any, device: torch.device | str = "cpu") -> bool:
-    """Rewind generators that have no offset to their seeds after a part of a prompt; True if these are such.
+    """Rewind generators without an offset to their seeds after a part of a prompt; return whether these are such.
 
-    `runner` is a model runner of vLLM; the mend is of its class. What a request drew before it was preempted is not
-    drawn again: only what has no response yet is rewound.
+    `runner` is a model runner of vLLM; its class is patched. Only requests without a response are rewound, so draws
+    from before a preemption are not repeated.
     """
     generator = torch.Generator(device)
     kind = type(runner)
@@ -101,7 +101,7 @@ def mend_generators(runner: Any, device: torch.device | str = "cpu") -> bool:
 
 
 def mend_worker(worker: Any) -> list[str]:
-    """What was mended in the process of `worker`: for `EngineCore.collective_rpc`, which asks all that compute."""
+    """Return the fixes made in the process of `worker`. For `EngineCore.collective_rpc`, which calls every process."""
     mended = {
         "expand_batch_to_tokens": mend_expansion(worker.device),
         "generators of requests whose prompt comes in parts": mend_generators(worker.model_runner, worker.device),

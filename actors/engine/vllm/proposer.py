@@ -1,5 +1,6 @@
-"""What vLLM takes for its drafter where ours draft in the scheduler (`actors.engine.vllm.scheduler`): it makes vLLM
-allocate for drafts and build its rejection sampler, and proposes nothing. Imports nothing of vLLM."""
+"""Placeholder drafter for vLLM, when ours draft in the scheduler (`actors.engine.vllm.scheduler`).
+
+It makes vLLM allocate for drafts and build its rejection sampler, and proposes nothing. Imports nothing of vLLM."""
 
 from typing import Any
 
@@ -11,8 +12,8 @@ class NoProposer:
         pass
 
     def load_model(self, target_model: Any) -> None:
-        """vLLM's model runners call it."""
+        """Called by vLLM's model runners."""
 
     def propose(self, sampled_token_ids: list[list[int]], *args: Any, **kwargs: Any) -> list[list[int]]:
-        """For each request: nothing."""
+        """Return an empty draft for each request."""
         return [[]] * len(sampled_token_ids)

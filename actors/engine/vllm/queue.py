@@ -1,6 +1,6 @@
-"""Which request is vLLM's next: longest expected first, at most one per slot. Owns tickets and slots until they end.
+"""Admission to vLLM: longest expected request first, at most one per slot. Holds tickets and slots until they end.
 
-vLLM is given no more requests than it may run together: what waits, waits here, in the order of the native engine.
+vLLM gets at most as many requests as may run together; the others wait here, in the order of the native engine.
 """
 
 import heapq
@@ -12,7 +12,7 @@ from actors.engine.batch.slots import SlotTable
 
 
 class AdmissionQueue:
-    """Tickets by request id; `watchers` are told who takes a slot and who leaves it."""
+    """Tickets by request id; `watchers` are notified of requests that take or leave a slot."""
 
     def __init__(self, table: SlotTable, watchers: Sequence[SlotWatcher]) -> None:
         self._table, self._watchers = table, watchers
@@ -26,7 +26,7 @@ class AdmissionQueue:
 
     @property
     def has_work(self) -> bool:
-        """Requests wait or run."""
+        """Whether requests wait or run."""
         return bool(self._tickets)
 
     def ticket(self, request_id: int) -> Ticket:
@@ -34,7 +34,7 @@ class AdmissionQueue:
 
     @property
     def running(self) -> int:
-        """Requests that vLLM has, whatever it does with them."""
+        """Number of requests in vLLM, running or not."""
         return len(self._table.length) - len(self._free)
 
     @property
@@ -46,7 +46,7 @@ class AdmissionQueue:
         heapq.heappush(self._waiting, (-ticket.request.expected_tokens, next(self._order), ticket))
 
     def admit(self, weights_version: int, now_s: float) -> list[Ticket]:
-        """Give slots to whom they are for; vLLM is to be told of those that come back."""
+        """Give slots to waiting requests and return their tickets, to be submitted to vLLM."""
         admitted = []
         while self._waiting and self._free:
             _, _, ticket = heapq.heappop(self._waiting)
@@ -61,7 +61,7 @@ class AdmissionQueue:
         return admitted
 
     def remove(self, request_id: int, *, finished: bool) -> None:
-        """Forget a request; its slot, if it has one, becomes free."""
+        """Remove a request; its slot, if it has one, becomes free."""
         ticket = self._tickets.pop(request_id)
         if ticket.slot < 0:
             return

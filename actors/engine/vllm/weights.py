@@ -1,8 +1,8 @@
-"""New weights for a running vLLM engine, in place: the target's and its drafter's. Owns what is checked before anything
-changes, how the weights reach every process that executes the model, and what of the prefix cache is then forgotten.
+"""New weights for a running vLLM engine, in place: the target's and its drafter's. Checks them before any change, gives
+them to every process that executes the model, and invalidates cached prefixes.
 
-In one process the ranks' worker reads the memory that came with the command. With several ranks the bytes are written
-once to a file in shared memory that each maps and reads its own part of: nothing is sent to any of them but its path.
+In one process, the worker reads the memory that came with the command. With several ranks, the bytes are written once
+to a file in shared memory. Each rank maps it and reads its own part; only the path is sent.
 """
 
 import os
@@ -29,10 +29,10 @@ LOW_BIT_DTYPES = (torch.int8, torch.uint8, torch.float8_e4m3fn)
 
 
 class WeightsLoader:
-    """Over vLLM's EngineCore, whose workers have the extension PacelineWorker; between two of its steps.
+    """Operates on vLLM's EngineCore, whose workers have the extension PacelineWorker; between two of its steps.
 
-    `model`: the directory that the engine was started with. `follower`: makes the drafter's tensors of the target's, so
-    that it changes whenever the target does. `through_file`: as with several ranks; default: if there are several.
+    `model`: the directory that the engine was started with. `follower`: derives the drafter's tensors from the
+    target's, so that it changes with the target. `through_file`: as with several ranks; default: if there are several.
     """
 
     def __init__(
@@ -51,11 +51,11 @@ class WeightsLoader:
         self._through_file = several if through_file is None else through_file
 
     def load_target(self, manifest: WeightsManifest, buffer: Buffer) -> list[str]:
-        """Running requests go on with the new weights and the K/V they have. Returns the ids of those that had drawn
-        nothing yet, and start again.
+        """Load the target's weights. Running requests continue with them on their present K/V. Returns the ids of
+        requests without draws, which start again.
 
-        Raises WeightsCorruptError or WeightsMismatchError before anything changed; whatever else is raised leaves a
-        model of which nobody knows what it holds.
+        Raises WeightsCorruptError or WeightsMismatchError before any change; after any other exception the model's
+        state is undefined.
         """
         with self._source(manifest, buffer) as source:
             named = dict(source.tensors())
@@ -73,8 +73,10 @@ class WeightsLoader:
         convert: Converter,
         shapes: Mapping[str, torch.Size],
     ) -> list[str]:
-        """`shapes` by name are those of the tensors that must come, `convert` gives them vLLM's names, in every rank.
-        Returns and raises as `load_target`: the drafter's K/V lies in the same blocks."""
+        """Load a drafter's weights. `shapes`: required tensors by name; `convert` gives them vLLM's names, in every
+        rank.
+
+        Returns and raises as `load_target`: the drafter's K/V are in the same blocks."""
         with self._source(manifest, buffer) as source:
             check_tensors(shapes, dict(source.tensors()), tied=False)
             self._core.collective_rpc(PacelineWorker.paceline_load_drafter.__name__, args=(source, convert))
@@ -82,7 +84,7 @@ class WeightsLoader:
 
     @contextmanager
     def _source(self, manifest: WeightsManifest, buffer: Buffer) -> Iterator[WeightsSource]:
-        """What the workers read, its checksum computed. Raises WeightsCorruptError."""
+        """Yield the workers' source of weights, with a verified checksum. Raises WeightsCorruptError."""
         if not self._through_file:
             unpack(manifest, buffer)
             yield WeightsSource(manifest, buffer)
@@ -95,15 +97,15 @@ class WeightsLoader:
 
 
 def forget_prefixes(scheduler: Any) -> list[str]:
-    """Of vLLM's scheduler: no request that starts from now on reuses K/V that is there; running ones keep theirs.
+    """Invalidate cached prefixes in vLLM's scheduler: requests that start later reuse no present K/V; running ones keep
+    theirs.
 
-    vLLM's own reset refuses while a block is in use, or computes every running request again. Here all blocks lose the
-    hashes by which they are found, and what running requests add later is hashed with a salt of their own, because it
-    continues old K/V. Requests that have not drawn anything yet are preempted: they start again, on new K/V alone.
-    Returns their ids.
+    vLLM's own reset refuses while a block is in use, or recomputes every running request. Here all blocks lose the
+    hashes by which they are found. Blocks that running requests add later are hashed with a salt of their own, because
+    they continue old K/V. Requests without draws are preempted: they start again, on new K/V only. Returns their ids.
     """
     restarted = [request for request in scheduler.running if request.num_output_tokens == 0]
-    for request in reversed(restarted):  # each is put before the others that wait
+    for request in reversed(restarted):  # each is put before the other waiting ones
         scheduler.running.remove(request)
         scheduler._preempt_request(request, time.monotonic())
         scheduler.prev_step_scheduled_req_ids.discard(request.request_id)
@@ -117,8 +119,8 @@ def forget_prefixes(scheduler: Any) -> list[str]:
 
 
 def _expected(model: Path) -> tuple[dict[str, torch.Size], dict[str, torch.dtype], bool]:
-    """Shapes by name of the tensors that a checkpoint of this model has, dtypes of those in few bits, and whether its
-    head is its embedding."""
+    """Return shapes by name of the tensors in a checkpoint of this model, dtypes of the low-bit ones, and whether the
+    head shares the embedding."""
     tied = bool(read_config(model).get("tie_word_embeddings", False))
     with SafetensorsDirectory(model) as tensors:
         names = [name for name in tensors if not name.endswith("rotary_emb.inv_freq")]
@@ -131,7 +133,7 @@ def _expected(model: Path) -> tuple[dict[str, torch.Size], dict[str, torch.dtype
 
 
 def _check_precision(expected: Mapping[str, torch.dtype], given: Mapping[str, torch.Tensor]) -> None:
-    """WeightsMismatchError if a tensor came in few bits that vLLM does not hold so, or the other way round."""
+    """Raise WeightsMismatchError if a tensor's precision, low-bit or not, differs from vLLM's."""
     for name, tensor in given.items():
         found = tensor.dtype if tensor.dtype in LOW_BIT_DTYPES else None
         if found != expected.get(name):
@@ -143,7 +145,7 @@ def _check_precision(expected: Mapping[str, torch.dtype], given: Mapping[str, to
 
 
 def _roomy(size_bytes: int) -> Path | None:
-    """Shared memory if there is room for so much, else None: the directory for temporary files."""
+    """Return shared memory if it has this much room, else None: the directory for temporary files."""
     if SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > size_bytes:
         return SHARED_MEMORY
     return None

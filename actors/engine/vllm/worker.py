@@ -1,5 +1,5 @@
-"""What runs in every process that executes the model, called by `EngineCore.collective_rpc`: vLLM's
-`worker_extension_cls`. Owns reading new weights into vLLM's models in place; checks nothing (weights.py did)."""
+"""Code in every process that executes the model, called by `EngineCore.collective_rpc`: vLLM's `worker_extension_cls`.
+Reads new weights into vLLM's models in place; weights.py has checked them."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -17,18 +17,18 @@ from models.weights import Buffer, unpack
 EXTENSION = f"{__name__}.PacelineWorker"  # EngineArgs.worker_extension_cls
 
 Named = Iterable[tuple[str, Tensor]]
-Converter = Callable[[Named], Named]  # gives tensors the names, and the form, of a drafter in vLLM; crosses processes
+Converter = Callable[[Named], Named]  # gives tensors the names, and the form, of a drafter in vLLM; picklable
 
 
 @dataclass(frozen=True, slots=True)
 class WeightsSource:
-    """Where verified weights lie: in this process's memory, or in a file that every rank maps."""
+    """Verified weights, in this process's memory or in a file that every rank maps."""
 
     manifest: WeightsManifest
     memory: Buffer | str
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Views. Their memory must stay until they have been read."""
+        """Yield views. Their memory must exist until they have been read."""
         memory = self.memory
         if isinstance(memory, str):
             memory = np.memmap(memory, np.uint8, mode="r", shape=(self.manifest.total_bytes,))
@@ -36,37 +36,37 @@ class WeightsSource:
 
 
 class PacelineWorker:
-    """Methods that vLLM adds to its worker class. Names are ours alone: vLLM refuses one that the worker has."""
+    """Methods that vLLM adds to its worker class. The names must be unique: vLLM refuses an existing one."""
 
     vllm_config: Any
     model_runner: Any
 
     def paceline_load_target(self, source: WeightsSource) -> None:
-        """Raises RuntimeError if vLLM left a parameter of the model without new values."""
+        """Load the target's weights. Raises RuntimeError if vLLM left a parameter without new values."""
         with _as_at_start(self.vllm_config, self.vllm_config.model_config):
             _reload(self.model_runner.get_model(), source.tensors(), self.vllm_config.model_config)
 
     def paceline_load_drafter(self, source: WeightsSource, convert: Converter) -> None:
-        """`convert` gives the tensors vLLM's names. What it leaves out stays: a module shared with the target is the
-        target's."""
+        """Load a drafter's weights. `convert` gives the tensors vLLM's names. Modules that it omits stay: those shared
+        with the target are the target's."""
         model_config = self.vllm_config.speculative_config.draft_model_config
         with _as_at_start(self.vllm_config, model_config):
             _reload(self.model_runner.get_draft_model(), convert(source.tensors()), model_config)
 
     def paceline_hold_drafter(self, copies_target: bool) -> None:
-        """Let the scheduler say when the drafter runs; see DrafterPasses."""
+        """Let the scheduler decide when the drafter runs; see DrafterPasses."""
         runner = self.model_runner
         runner.drafter.propose = DrafterPasses(runner, copies_target).propose
 
     def paceline_draft_s(self, drafts: int) -> float | None:
-        """See DrafterPasses.seconds."""
+        """Return recent drafting seconds; see DrafterPasses.seconds."""
         passes: DrafterPasses = self.model_runner.drafter.propose.__self__
         return passes.seconds(drafts)
 
 
 @contextmanager
 def _as_at_start(vllm_config: Any, model_config: Any) -> Iterator[None]:
-    """What vLLM has set while it loads a model. Its own reloading leaves the dtype out, by which kernels are packed."""
+    """Restore vLLM's context of loading a model. Its own reloading omits the dtype, by which kernels are packed."""
     from vllm.config import set_current_vllm_config
     from vllm.utils.torch_utils import set_default_torch_dtype
 
@@ -75,7 +75,8 @@ def _as_at_start(vllm_config: Any, model_config: Any) -> Iterator[None]:
 
 
 def _reload(model: Any, named: Named, model_config: Any) -> None:
-    """Layer by layer, each as it was loaded first: never a copy into parameters, which kernels have packed or freed."""
+    """Reload layer by layer, each as at the start. Copying into parameters would fail, since kernels have packed or
+    freed them."""
     from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
     names = {name for name, _ in model.named_parameters()}
@@ -89,8 +90,10 @@ def _reload(model: Any, named: Named, model_config: Any) -> None:
 
 
 def _pack_experts_again(model: Any) -> None:
-    """vLLM packs experts for its CPU kernel where it makes the kernel, which it keeps: on an update it would put them
-    unpacked where the kernel reads packed ones. So the kernel is made anew (elsewhere nothing is packed there)."""
+    """Make vLLM pack experts for its CPU kernel again.
+
+    It packs them where it makes the kernel, which it keeps: an update would put unpacked weights where the kernel reads
+    packed ones. So the kernel is made anew (elsewhere nothing is packed there)."""
     if next(model.parameters()).device.type != "cpu":
         return
     for module in model.modules():
@@ -100,8 +103,8 @@ def _pack_experts_again(model: Any) -> None:
 
 
 def _pack_tied_heads(model: Any) -> None:
-    """A head that shares its embedding's parameter loads nothing itself, so that vLLM leaves alone what its kernel
-    packed of the old one (on CPUs: elsewhere there is no such copy)."""
+    """Pack tied heads again. A head that shares its embedding's parameter loads nothing itself, so vLLM would keep its
+    kernel's packed copy of the old one (on CPUs: elsewhere there is no such copy)."""
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 
     embeddings = [module for module in model.modules() if isinstance(module, VocabParallelEmbedding)]

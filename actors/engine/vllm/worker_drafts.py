@@ -1,4 +1,4 @@
-"""What a network of vLLM's drafted at the end of the step before, as one of our drafters. Owns it for one step."""
+"""Drafts of a vLLM network from the end of the previous step, behind our drafter interface. Holds them for one step."""
 
 from collections.abc import Callable, Sequence
 
@@ -10,25 +10,26 @@ from config.strategy import Strategy
 from drafter.protocol import BatchView, Drafter, Drafts
 
 REST_AFTER_STEPS = 64
-_SURE, _ASK_AGAIN_STEPS = 4, 16  # times are asked for in the first steps, and then once in so many: of ranks it costs
+_SURE, _ASK_AGAIN_STEPS = 4, 16  # queries at first, then once in this many steps: each calls all ranks
 
 
 class WorkerDrafter(Drafter):
     """Drafter `name`, whose tokens come from where the model is executed; weights and K/V are there."""
 
     def __init__(self, name: str, *, copies_target: bool) -> None:
-        """`copies_target`: its K/V can be had from the target's, so a step that it misses costs it nothing."""
+        """`copies_target`: its K/V can be copied from the target's, so skipping a step costs nothing."""
         self.name, self._copies_target = name, copies_target
         self._unasked_steps = 0
         self._chains: Sequence[Sequence[int]] = ()
         self._making = NOT_AT_ALL
-        self._took: dict[int, tuple[int, float]] = {}  # by drafts: steps that made so many, and seconds lately
+        self._took: dict[int, tuple[int, float]] = {}  # by number of drafts: steps that made them, and recent seconds
 
     def drafts_to_make(self, following: Strategy) -> int:
-        """At the end of this step, for each request; `following`: the strategy of the next one.
+        """Return the number of drafts to make per request at the end of this step; `following`: the next step's
+        strategy.
 
-        0 is a pass that keeps its K/V whole. One that nobody has asked for in a while is not run at all: what it has
-        missed costs it acceptance when it is asked again, a pass in every step costs all others their time.
+        0 is a pass that only keeps its K/V complete. A drafter that was not used for a while is not run at all. Missed
+        tokens cost it acceptance later, but a pass in every step would cost all others time.
         """
         self._making = self._to_make(following)
         return self._making
@@ -41,8 +42,8 @@ class WorkerDrafter(Drafter):
         return NOT_AT_ALL if self._copies_target or self._unasked_steps > REST_AFTER_STEPS else 0
 
     def seconds(self, measured: Callable[[int], float | None]) -> float:
-        """That drafting took at the end of the step, by what was measured of as many drafts lately (`measured`); 0
-        where nothing was drafted: a pass that keeps its K/V whole is part of any step."""
+        """Return the drafting time at the end of the step, from recent measurements of as many drafts (`measured`); 0
+        if nothing was drafted, since a pass that only keeps K/V complete is part of any step."""
         drafts = self._making
         if drafts <= 0:
             return 0.0
@@ -53,7 +54,7 @@ class WorkerDrafter(Drafter):
         return seconds
 
     def made(self, chains: Sequence[Sequence[int]]) -> None:
-        """Before `propose`: for each of the requests that decode, in their order."""
+        """Set the drafts for `propose`: one chain per decoding request, in order."""
         self._chains = chains
 
     def propose(self, batch: BatchView, strategy: Strategy) -> Drafts:

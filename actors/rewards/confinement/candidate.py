@@ -1,7 +1,7 @@
-"""The program under test. Owns its interpreter: loads it, does what the judge asks, runs it as a script.
+"""The program under test. Owns its interpreter: loads the program, serves the judge's requests, runs it as a script.
 
-No test, expected value or verdict ever is in this process: whatever the program does to it, it can only change its own
-answers. The program may be anything; nothing it raises leaves a request without an answer.
+This process never holds a test, an expected value or a verdict: a program can change only its own answers. The program
+may do anything; nothing that it raises leaves a request unanswered.
 """
 
 # ruff: noqa: PTH108
@@ -20,7 +20,7 @@ from . import wire
 
 RECURSION_LIMIT = 50_000
 MAX_OUTPUT_BYTES = 8 << 20
-# What public records with inputs and outputs presume: their solutions name these without importing them.
+# Names that public records with inputs and outputs presume: their solutions use them without an import.
 PRELUDE = (
     "string", "re", "datetime", "collections", "heapq", "bisect", "copy", "math", "random", "statistics", "itertools",
     "functools", "operator", "io", "sys", "json", "builtins", "typing",
@@ -32,7 +32,7 @@ def _call(function: Any, arguments: Any, named: dict[str, Any]) -> Any:
 
 
 def _equal(left: Any, right: Any) -> bool:
-    """For two objects of the program. Who equals anything at all equals nothing."""
+    """Compare two objects of the program. An object that equals anything at all equals nothing."""
     return bool(left == right) and not left == object() and not object() == right  # noqa: SIM201
 
 
@@ -55,32 +55,33 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
 
 
 class Candidate:
-    """Answers requests about one program until the judge has gone."""
+    """Answers requests about one program until the judge has ended."""
 
     def __init__(self, job: dict[str, Any], requests: int, answers: int) -> None:
         self._code: str = job["code"]
         self._prelude: bool = job["prelude"]
         self._requests, self._answers = requests, answers
         self._kept: list[Any] = []
-        self._references: dict[int, int] = {}  # by id of what is kept, which therefore stays unique
+        self._references: dict[int, int] = {}  # by the id of a kept object; keeping it makes the id unique
         self._module = types.ModuleType("candidate")  # a real module: dataclasses and pickle look it up by name
-        self._given: dict[str, Any] = {}  # names that it has without defining them
+        self._given: dict[str, Any] = {}  # names that the program has without defining them
         self._compiled: types.CodeType | None = None
 
     def serve(self) -> None:
-        """EOFError when the judge has gone; returns in a fork that shall run the program as a script."""
+        """Serve requests. EOFError when the judge has ended; returns in a fork that must run the program as a
+        script."""
         own_pid = os.getpid()
         while True:
             payload = wire.receive(self._requests)
             reply = self._reply(payload)
             if reply is None:
                 return
-            if os.getpid() != own_pid:  # a fork of the program, which came back from what was asked
+            if os.getpid() != own_pid:  # a fork by the program, which returned from the request
                 os._exit(0)
             wire.send(self._answers, reply)
 
     def _reply(self, payload: bytes) -> bytes | None:
-        """The answer as a frame; None in the fork that a script is run in."""
+        """Return the answer as a frame; None in a script's fork."""
         try:
             operation, arguments = self._load(payload)
             changed: list[Any] = []
@@ -105,23 +106,23 @@ class Candidate:
         except StopIteration:
             return b'["stop"]'
         except BaseException as error:
-            # Out of memory, recursion and exit included: it is the judge who says what follows from them.
+            # Includes out of memory, recursion and exit: the judge decides what follows.
             return self._raised(error)
 
     def _raised(self, error: BaseException) -> bytes:
-        """Its type and arguments as far as they can be sent, and how it reads."""
+        """Return the exception's type, its arguments where they can be sent, and its text."""
         explained = wire.explain(error)
         try:
             kind = wire.encode(type(error), self._keep)
             arguments = wire.encode(list(error.args), self._keep)
             return json.dumps(["raise", kind, arguments, explained]).encode()
-        except BaseException:  # no memory, too deep
+        except BaseException:  # out of memory, too deep
             return json.dumps(["raise", ["error", [[type(error).__name__, None]]], ["list", []], explained]).encode()
 
     def _compile(self) -> None:
         self._compiled = compile(self._code, wire.PROGRAM, "exec", dont_inherit=True)
         if self._prelude:
-            _import_prelude({})  # now: it is shared with the forks that follow
+            _import_prelude({})  # now, so that the later forks share it
 
     def _execute(self) -> None:
         self._compile()
@@ -133,7 +134,7 @@ class Candidate:
         exec(self._compiled, self._module.__dict__)
 
     def _own(self, name: str) -> Any:
-        """What the program itself defines."""
+        """Return a name that the program itself defines."""
         value = self._module.__dict__[name]
         if name in self._given and self._given[name] is value:
             raise KeyError(name)
@@ -151,7 +152,7 @@ class Candidate:
         return unpickler.load()
 
     def _changed(self, payload: bytes, arguments: tuple[Any, ...]) -> list[Any]:
-        """[position, new value] of the arguments that the call has changed in place."""
+        """Return [position, new value] of the arguments that the call changed in place."""
         if not any(isinstance(value, list | dict | set | bytearray) for value in arguments):
             return []
         before = self._load(payload)[1][1]
@@ -162,7 +163,7 @@ class Candidate:
         ]
 
     def _script(self, text: str) -> list[Any] | None:
-        """[exit code, what was printed, the last line of the errors] of one run; None in the fork that it is run in."""
+        """Run once; return [exit code, printed text, last line of the errors], or None in the fork that must run it."""
         files = []
         for name in (".stdin", ".stdout", ".stderr"):
             files.append(os.open(name, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600))
@@ -188,7 +189,7 @@ class Candidate:
         return [code, printed.decode(errors="replace"), last]
 
     def run_as_main(self) -> None:
-        """As `python solution.py`: what it leaves to do at exit is done when this process ends."""
+        """Run like `python solution.py`: its exit handlers run when this process ends."""
         assert self._compiled is not None
         main = types.ModuleType("__main__")
         sys.modules["__main__"], sys.argv = main, ["solution.py"]
@@ -206,7 +207,7 @@ def _import_prelude(namespace: dict[str, Any]) -> None:
 
 
 class _ProxyUnpickler(pickle.Unpickler):
-    """What the judge sends; references become the objects that are kept here."""
+    """Loads the judge's messages; references become the kept objects."""
 
     kept: list[Any]
 

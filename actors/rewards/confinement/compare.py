@@ -1,8 +1,8 @@
-"""When a program's output is the expected one. Owns the tolerance; pure.
+"""Compares a program's output with the expected one. Owns the tolerance; pure.
 
-Printed text: blank lines and white space at either end of a line or between two words do not count, everything else
-does, as competitive judges and the public harnesses have it. Numbers: 2 and 2.0 are equal; where the expected number
-has a fraction or an exponent, a millionth is allowed, relative or absolute. Order always counts.
+Printed text: blank lines and the amount of white space around and between words do not count; all else does, as with
+competitive judges and the public harnesses. Numbers: 2 and 2.0 are equal; if the expected number has a fraction or an
+exponent, a relative or absolute error of 1e-6 is allowed. Order always counts.
 """
 
 import functools
@@ -14,7 +14,7 @@ TOLERANCE = 1e-6
 
 
 def same_text(printed: str, expected: str) -> bool:
-    """Line by line, word by word."""
+    """Compare line by line, word by word."""
     ours, theirs = _lines(printed), _lines(expected)
     return len(ours) == len(theirs) and all(
         len(line) == len(wanted) and all(map(_same_word, line, wanted))
@@ -23,7 +23,7 @@ def same_text(printed: str, expected: str) -> bool:
 
 
 def first_difference(printed: str, expected: str) -> str:
-    """For people: what differs first."""
+    """Describe the first difference, for people."""
     ours, theirs = _lines(printed), _lines(expected)
     for line, wanted in zip(ours, theirs, strict=False):
         if len(line) != len(wanted) or not all(map(_same_word, line, wanted)):
@@ -50,7 +50,7 @@ def _same_word(ours: str, theirs: str) -> bool:
 
 
 def same_value(returned: Any, expected: Any) -> bool:
-    """`expected` has been JSON: tuples count as lists, and keys that are digits as numbers."""
+    """Compare a returned value. `expected` comes from JSON: tuples count as lists, keys of digits as numbers."""
     if isinstance(returned, tuple):
         returned = list(returned)
     if isinstance(expected, list):
@@ -70,7 +70,7 @@ def same_value(returned: Any, expected: Any) -> bool:
 
 
 def number_keys(table: dict[Any, Any]) -> dict[Any, Any]:
-    """JSON has text for keys only: {"1": x} was {1: x} if all are numbers."""
+    """Convert keys to numbers if all are: JSON keys are text, so {"1": x} was {1: x}."""
     try:
         return {int(key): value for key, value in table.items()}
     except ValueError:
@@ -78,14 +78,14 @@ def number_keys(table: dict[Any, Any]) -> dict[Any, Any]:
 
 
 def refuse_empty_arrays() -> None:
-    """Makes numpy's comparisons fail for an empty array beside one that is not: they broadcast, so `[]` is close to
-    everything. For the judge's own process."""
+    """Make numpy's comparisons fail if only one array is empty: they broadcast, so `[]` is close to everything. For the
+    judge's own process."""
     import numpy as np
 
     def differ(one: Any, other: Any) -> bool:
         try:
             return bool((np.asanyarray(one).size == 0) != (np.asanyarray(other).size == 0))
-        except Exception:  # no array: whoever compares says so
+        except Exception:  # no array: the comparison itself reports that
             return False
 
     def guarded(compare: Any, fail: Any) -> Any:

@@ -1,8 +1,8 @@
-"""Runs the tests of one record against a program, and says whether all of them passed. Owns the verdict.
+"""Runs the tests of one record against a program and decides whether all passed. Owns the verdict.
 
-The tests come from the data and run here; the program runs in another process, and only data comes back from it. Three
-kinds of tests: source (asserts, or functions that assert), calls with an expected value each, and scripts with standard
-input and an expected output each.
+The tests come from the data and run here; the program runs in another process, and only data comes back. Three kinds of
+tests: source (asserts, or functions that assert), calls with an expected value each, and scripts with standard input
+and an expected output each.
 """
 
 import importlib
@@ -19,11 +19,11 @@ TESTS = "<tests>"  # file name of the tests' source in tracebacks
 
 
 class WrongAnswerError(Exception):
-    """A test is not passed."""
+    """A test has failed."""
 
 
 def judge(job: dict[str, Any], link: CandidateLink) -> dict[str, Any]:
-    """The verdict, with the job's token if every test passed. Raises nothing."""
+    """Return the verdict, with the job's token if every test passed. Raises nothing."""
     token = job.pop("token")
     source = job.get("source", "")
     try:
@@ -38,14 +38,14 @@ def judge(job: dict[str, Any], link: CandidateLink) -> dict[str, Any]:
                 raise UngradableError(f"unknown kind of tests {kind!r}")
     except UngradableError as error:
         return {"token": None, "message": str(error)[: wire.MESSAGE_CHARS], "ungradable": True}
-    except BaseException as error:  # the tests are another's code: they may exit, recurse or use up the memory
+    except BaseException as error:  # the tests are foreign code: they may exit, recurse or use up the memory
         return {"token": None, "message": _reason(error, source)}
     return {"token": token, "message": ""}
 
 
 def _source(job: dict[str, Any], link: CandidateLink) -> None:
-    """The stub's own helpers are the judge's; what the tests name beyond them is the program's."""
-    borrowed = _borrow(job["borrowed"])  # before the program is loaded: it cannot be in the way
+    """Run source tests. The stub's helpers are the judge's own; other names in the tests come from the program."""
+    borrowed = _borrow(job["borrowed"])  # before the program is loaded, so that it cannot interfere
     if any("numpy" in text for text in (job["source"], job["stub"], *borrowed)) or "np" in borrowed:
         refuse_empty_arrays()
     link.ask("load")
@@ -59,7 +59,7 @@ def _source(job: dict[str, Any], link: CandidateLink) -> None:
         try:
             namespace[name] = link.ask("get", name)
         except KeyError:
-            continue  # the test that uses it says NameError
+            continue  # the test that uses it raises NameError
     namespace.update(borrowed)
     before = set(namespace)
     exec(compile(job["source"], TESTS, "exec", dont_inherit=True), namespace)
@@ -69,7 +69,7 @@ def _source(job: dict[str, Any], link: CandidateLink) -> None:
 
 
 def _borrow(names: list[tuple[str, str]]) -> dict[str, Any]:
-    """What the tests use without importing it: modules, and what is in them."""
+    """Return the modules, and attributes of modules, that the tests use without importing them."""
     found = {}
     for name, dotted in names:
         module, _, attribute = dotted.partition(":")
@@ -83,7 +83,8 @@ def _borrow(names: list[tuple[str, str]]) -> dict[str, Any]:
 
 
 class _Solution(types.ModuleType):
-    """`from solution import f`, as some tests begin; what the tests only compare with is not the program's."""
+    """The module of `from solution import f`, with which some tests begin. Names that the tests only compare with are
+    not the program's."""
 
     def __init__(self, link: CandidateLink, borrowed: dict[str, Any]) -> None:
         super().__init__("solution")
@@ -127,7 +128,7 @@ def _scripts(job: dict[str, Any], link: CandidateLink) -> None:
 
 
 def _reason(error: BaseException, source: str) -> str:
-    """What the program raised in its own words; else which test was not passed."""
+    """Return the program's own error message; otherwise the failed test."""
     if isinstance(explained := getattr(error, "explained", None), str):
         return explained
     if isinstance(error, WrongAnswerError | ProgramEndedError):

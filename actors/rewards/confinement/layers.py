@@ -1,5 +1,5 @@
-"""The layers that confine an untrusted program, each as far as the system grants it. Owns what they are; who is put
-under them, and when, is main.py's.
+"""The layers that confine an untrusted program, each as far as the system grants it. Owns what they are; main.py
+decides which process gets them, and when.
 
 - root becomes `nobody`: a process limit does not bind root, and root may delete anything;
 - user, network, PID and IPC namespaces: no network, no other process to see or signal, nothing outlives the program;
@@ -35,7 +35,7 @@ def prctl(option: int, value: int) -> None:
 
 
 def pin_import_paths() -> list[int]:
-    """Makes imports independent of the permissions of parent folders, which matter once root has become nobody.
+    """Make imports independent of the permissions of parent folders, which matter once root has become nobody.
 
     Returns the descriptors of the folders, which stay open.
     """
@@ -56,7 +56,7 @@ def pin_import_paths() -> list[int]:
 
 
 def drop_root() -> bool:
-    """Root becomes nobody, for good. True if the process is not root afterwards."""
+    """Turn root into nobody, permanently. True if the process is not root afterwards."""
     if os.geteuid() == 0:
         try:
             os.setgroups([])
@@ -74,7 +74,7 @@ def new_namespaces() -> bool:
 
 
 def landlock(readable: list[int | str], folder: int) -> int:
-    """Restricts files (and, by version, TCP and signals) for this process and its children. Returns the version, or 0.
+    """Restrict files (and, by version, TCP and signals) for this process and its children. Returns the version, or 0.
 
     Structures and rights: linux/landlock.h.
     """
@@ -120,7 +120,7 @@ def drop_capabilities() -> bool:
 
 
 def tasks_of_user() -> int:
-    """Threads of this user, for a process limit that counts them all (outside a user namespace)."""
+    """Count this user's threads, for a process limit that includes them all (outside a user namespace)."""
     count = 0
     for pid in filter(str.isdigit, os.listdir("/proc") if LINUX else []):
         try:
@@ -132,7 +132,7 @@ def tasks_of_user() -> int:
 
 
 def set_limits(limits: dict[str, int], *, own_namespace: bool) -> list[str]:
-    """Hard resource limits. Returns the names of those that the system refuses."""
+    """Set hard resource limits. Returns the names of those that the system refuses."""
     processes = limits["processes"] + (0 if own_namespace else tasks_of_user())
     wanted = {
         "RLIMIT_CPU": limits["cpu_s"],
@@ -152,12 +152,12 @@ def set_limits(limits: dict[str, int], *, own_namespace: bool) -> list[str]:
 
 
 def confine(limits: dict[str, int], imports: list[int], folder: int, *, own_namespace: bool) -> dict[str, Any]:
-    """Puts this process, and all that it starts, under the layers that need no new process; says what was granted."""
+    """Confine this process and its children by the layers that need no new process; return what was granted."""
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     readable: list[int | str] = [*imports, "/usr", "/lib", "/lib64", sys.prefix, sys.base_prefix]
     refused = set_limits(limits, own_namespace=own_namespace)
     prctl(PR_SET_NO_NEW_PRIVS, 1)
     granted = landlock(readable, folder)
     dropped = drop_capabilities()
-    filtered = refuse_system_calls()  # last: it refuses some of what the others need
+    filtered = refuse_system_calls()  # last: it refuses calls that the others need
     return {"refused_limits": refused, "landlock": granted, "capabilities_dropped": dropped, "seccomp": filtered}

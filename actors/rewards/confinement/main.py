@@ -1,9 +1,8 @@
-"""Starts the two processes of one grading, each confined, and ends with the judge. Owns the processes and what each
-holds.
+"""Starts the two confined processes of one grading and ends with the judge. Owns the processes and what each holds.
 
 Process tree: supervisor -> (first process of a new PID namespace ->) candidate and judge. Killing the supervisor kills
-the rest. The candidate is forked before any test is read, holds neither the tests nor the descriptor of the verdict,
-and cannot look into the judge: that is not dumpable, and lies in another Landlock domain.
+the rest. The candidate is forked before any test is read, and holds neither the tests nor the descriptor of the
+verdict. It cannot look into the judge, which is not dumpable and is in another Landlock domain.
 """
 
 # ruff: noqa: PTH123
@@ -22,16 +21,16 @@ from .remote import CandidateLink
 
 
 def main() -> None:
-    """Returns in a fork of the candidate that has run the program as a script; ends the process everywhere else."""
+    """Return only in a fork of the candidate that has run the program as a script; end the process everywhere else."""
     codes, tests, verdicts, memory_bytes = (int(argument) for argument in (*sys.argv[2:5], sys.argv[6]))
     wire.lift_int_limit()
     imports = layers.pin_import_paths()
     os.chdir(sys.argv[5])
     os.umask(0o077)
-    folder = os.open(".", os.O_RDONLY)  # by descriptor, like the imports: its path may be closed to nobody
+    folder = os.open(".", os.O_RDONLY)  # by descriptor, like the imports: the user nobody may lack access to its path
     report: dict[str, Any] = {"not_root": layers.drop_root(), "namespaces": layers.new_namespaces()}
     report["memory_summed"] = memory.measurable()
-    layers.prctl(layers.PR_SET_DUMPABLE, 0)  # after the change of user, which sets it anew; forks inherit it
+    layers.prctl(layers.PR_SET_DUMPABLE, 0)  # after the change of user, which resets it; forks inherit it
     layers.prctl(layers.PR_SET_PDEATHSIG, signal.SIGKILL)  # after the change of user, which clears it
     layers.prctl(layers.PR_SET_SUBREAPER, 1)
     if report["namespaces"] and (first := os.fork()):  # the first process of the namespace: when it ends, all in it end
@@ -67,7 +66,7 @@ def main() -> None:
 def run_candidate(
     codes: int, requests: int, answers: int, report: dict[str, Any], imports: list[int], folder: int
 ) -> None:
-    """Returns in a fork that has run the program as a script; else it ends with the judge."""
+    """Return in a fork that has run the program as a script; otherwise end with the judge."""
     job = read_job(codes)
     layers.confine(job["limits"], imports, folder, own_namespace=report["namespaces"])
     layers.prctl(layers.PR_SET_DUMPABLE, 1)  # else its own /proc/self would belong to root
@@ -82,7 +81,7 @@ def run_candidate(
 def run_judge(
     tests: int, verdicts: int, link: CandidateLink, report: dict[str, Any], imports: list[int], folder: int
 ) -> None:
-    """Writes two lines: the confinement, then the verdict."""
+    """Write two lines: the confinement, then the verdict."""
     job = read_job(tests)
     granted = layers.confine(job["limits"], imports, folder, own_namespace=report["namespaces"])
     os.write(verdicts, json.dumps(report | granted).encode() + b"\n")
@@ -96,9 +95,10 @@ def read_job(descriptor: int) -> dict[str, Any]:
 
 
 def supervise(pid: int, verdicts: int, memory_bytes: int) -> None:
-    """Waits for one child; ends everything, with a verdict, once all processes together hold too much.
+    """Wait for one child; end everything, with a verdict, once all processes together hold too much.
 
-    The limit of each process already bounds a program of one process and its judge, who therefore get twice as much.
+    The limit of each process already bounds a program of one process and its judge, so the limit here is twice as
+    large.
     """
     while (ended := os.waitpid(-1, os.WNOHANG)[0]) != pid:
         if ended:
@@ -112,13 +112,13 @@ def supervise(pid: int, verdicts: int, memory_bytes: int) -> None:
 
 
 def wait_for(pid: int) -> None:
-    """Waits for one child, reaping every orphan that this process inherits."""
+    """Wait for one child, and reap every orphan that this process inherits."""
     while os.wait()[0] != pid:
         pass
 
 
 def end_orphans() -> None:
-    """Kills all that is left below this process, which inherits every orphan. Only needed without a PID namespace."""
+    """Kill every process below this one, which inherits all orphans. Only needed without a PID namespace."""
     while True:
         try:
             with open(f"/proc/self/task/{os.getpid()}/children") as stream:

@@ -1,8 +1,8 @@
-"""Bounds what all processes of one grading hold together: a limit of the kernel's is per process. Owns the measuring;
-what is done about it is main.py's.
+"""Bounds the memory of all processes of one grading together: the kernel's limit is per process. Owns the measurement;
+main.py acts on it.
 
-The supervisor samples the resident memory of every process below it. No memory escapes the samples where system calls
-are filtered: what is resident in no process (memfd, SysV segments, shared mappings) is refused there.
+The supervisor samples the resident memory of every process below it. Where system calls are filtered, no memory
+escapes: memory that is resident in no process (memfd, SysV segments, shared mappings) is refused.
 """
 
 # ruff: noqa: PTH123, PTH208
@@ -14,7 +14,7 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 def measurable() -> bool:
-    """Whether the system lists the children of a process."""
+    """Return whether the system lists the children of a process."""
     try:
         children(os.getpid())
     except OSError:
@@ -23,7 +23,7 @@ def measurable() -> bool:
 
 
 def children(pid: int) -> list[int]:
-    """Children of all its threads. OSError if there is no such process, or no such list."""
+    """Return the children of all its threads. OSError without such a process or list."""
     found = []
     for thread in os.listdir(f"/proc/{pid}/task"):
         with open(f"/proc/{pid}/task/{thread}/children") as stream:
@@ -32,7 +32,7 @@ def children(pid: int) -> list[int]:
 
 
 def descendants(pid: int) -> list[int]:
-    """Every process below this one."""
+    """Return every process below this one."""
     found, open_ends = [], [pid]
     while open_ends:
         try:
@@ -45,9 +45,9 @@ def descendants(pid: int) -> list[int]:
 
 
 def exceeds(pids: list[int], limit_bytes: int) -> bool:
-    """Whether these processes hold more than that together, pages that they share counted once.
+    """Return whether these processes together hold more than the limit, with shared pages counted once.
 
-    Counting once takes the kernel a walk of all pages, so it is asked only where the plain sum is too large.
+    The exact count makes the kernel walk all pages, so it is taken only if the plain sum is too large.
     """
     return sum(map(_resident_bytes, pids)) > limit_bytes and sum(map(_share_bytes, pids)) > limit_bytes
 
@@ -61,8 +61,8 @@ def _resident_bytes(pid: int) -> int:
 
 
 def _share_bytes(pid: int) -> int:
-    """Its pages, each divided by the number of processes that have it; the undivided sum of who does not let it be
-    read (the judge)."""
+    """Return a process's pages, each divided by the number of its owners; the resident size if that cannot be read (the
+    judge)."""
     try:
         with open(f"/proc/{pid}/smaps_rollup") as stream:
             return next(int(line.split()[1]) << 10 for line in stream if line.startswith("Pss:"))

@@ -1,8 +1,8 @@
-"""The judge's view of what the program made. Owns which operations reach the program, and which never do.
+"""The judge's view of the program's objects. Owns which operations reach the program, and which never do.
 
-A `Remote` stands for an object that is no plain data. Asking it for data is safe, because the judge compares; asking it
-to compare itself is not. So it is never told what is expected of it: against anything that is not its kind it is
-unequal, and it has no arithmetic and no order with plain values.
+A `Remote` stands for an object that is not plain data. Asking it for data is safe, because the judge compares; asking
+it to compare itself is not. So it never sees an expected value: it is unequal to everything but other Remotes, and has
+no arithmetic and no order with plain values.
 """
 
 import builtins
@@ -20,15 +20,15 @@ _PREDICATES = {"startswith", "endswith"} | {
 
 
 class UngradableError(Exception):
-    """The tests do what cannot be done across the pipe; no fault of the program."""
+    """The tests need an operation that cannot cross the pipe; the program is not at fault."""
 
 
 class ProgramEndedError(Exception):
-    """The program's process has gone."""
+    """The program's process has ended."""
 
 
 class ProgramError(Exception):
-    """The program raised what is no Exception (SystemExit), or cannot be made here."""
+    """The program raised something other than an Exception (SystemExit), or one that cannot be rebuilt here."""
 
 
 class CandidateLink:
@@ -40,7 +40,7 @@ class CandidateLink:
         self._errors: dict[int, type[Exception]] = {}
 
     def ask(self, operation: str, *arguments: Any) -> Any:
-        """The answer as data or a Remote; what the program raised is raised here."""
+        """Return the answer as data or a Remote; raise what the program raised."""
         payload = io.BytesIO()
         try:
             _ProxyPickler(payload, self._errors).dump((operation, arguments))
@@ -67,8 +67,8 @@ class CandidateLink:
         return self._remotes.setdefault(reference, Remote(self, reference))
 
     def _error(self, ancestry: list[Any]) -> type[Exception]:
-        """A class of the judge's own for each of the program's, so that tests can catch it; a built-in one as it is,
-        unless it would end the judge."""
+        """Return a class of the judge's own for each of the program's exceptions, so that tests can catch it. Built-in
+        ones stay, except those that would end the judge."""
         for position, (name, reference) in enumerate(ancestry):
             if reference is not None:
                 if reference not in self._errors:
@@ -83,14 +83,14 @@ class CandidateLink:
         raised = self._decode(kind)
         try:
             error: Exception = raised(*self._decode(arguments))
-        except Exception:  # it wants other arguments
+        except Exception:  # its constructor takes other arguments
             error = ProgramError(str(explained))
         error.explained = str(explained)  # type: ignore[attr-defined]
         return error
 
 
 class _ProxyPickler(pickle.Pickler):
-    """What is the program's goes back to it as a reference: its own values can always be sent."""
+    """Sends the program's own objects back as references, so that they can always be sent."""
 
     def __init__(self, stream: io.BytesIO, errors: dict[int, type[Exception]]) -> None:
         super().__init__(stream, pickle.HIGHEST_PROTOCOL)
@@ -113,8 +113,8 @@ class Remote:
 
     def __getattr__(self, name: str) -> Any:
         if (name.startswith("__") and name != "__name__") or name in _PREDICATES:
-            # Protocols of copy, pickle and numpy are not the program's to answer, and tests that ask text or a set
-            # whether it fits do not ask what merely has a method of that name.
+            # Not the program's: protocols of copy, pickle and numpy, and predicates. Tests that check text or a set
+            # mean the built-in method, not any method of that name.
             raise AttributeError(name)
         return _ask(self, "getattr", name)
 
@@ -162,7 +162,7 @@ class Remote:
         return _ask(self, "next")
 
     def __contains__(self, item: Any) -> bool:
-        return any(item is mine or item == mine for mine in self)  # never told what is looked for
+        return any(item is mine or item == mine for mine in self)  # the program never sees the wanted item
 
     def __instancecheck__(self, instance: Any) -> bool:
         return type(instance) is Remote and _ask(instance, "isinstance", self) is True
@@ -195,7 +195,7 @@ for _name in (
 
 
 def _assign(old: Any, new: Any) -> None:
-    """What the program did to an argument in place."""
+    """Apply the program's in-place change of an argument."""
     if type(old) is not type(new):
         return
     if isinstance(old, list | bytearray):

@@ -1,10 +1,10 @@
-"""Which system calls an untrusted program may not make: a seccomp filter. Owns the list, and the program that the
-kernel runs for each call.
+"""A seccomp filter of the system calls that an untrusted program may not make. Owns the list, and the filter program
+that the kernel runs for each call.
 
-The list refuses what reaches other processes (sockets of any family, tracing), what adds kernel interfaces with a
-history of faults (io_uring, BPF, keys, namespaces, mounts), and memory that no process is charged for (memfd, SysV
-segments, shared anonymous mappings). Everything else is allowed: Python and its libraries make calls of too many kinds
-for a list of what is needed.
+The list refuses calls that reach other processes (sockets of any family, tracing). It refuses kernel interfaces with a
+history of faults (io_uring, BPF, keys, namespaces, mounts), and memory that is charged to no process (memfd, SysV
+segments, shared anonymous mappings). All else is allowed: Python and its libraries make too many kinds of calls for a
+list of needed ones.
 
 Numbers: the kernel's unistd.h of each architecture. Filter: linux/seccomp.h and linux/filter.h.
 """
@@ -24,11 +24,11 @@ MACHINES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
 
 # fmt: off
 REFUSED: dict[int, dict[str, tuple[int | None, int | None]]] = {
-    EACCES: {  # no socket is needed: the program has no network, and nobody outside is its business
+    EACCES: {  # no socket is needed: the program has no network, and no business outside
         "socket": (41, 198), "connect": (42, 203), "bind": (49, 200), "listen": (50, 201), "accept": (43, 202),
         "accept4": (288, 242),
     },
-    ENOSYS: {  # what has a fallback, or hides its arguments from a filter
+    ENOSYS: {  # calls with a fallback, or with arguments that a filter cannot see
         "clone3": (435, 435), "io_uring_setup": (425, 425), "io_uring_enter": (426, 426),
         "io_uring_register": (427, 427), "memfd_create": (319, 279), "memfd_secret": (447, 447),
         "userfaultfd": (323, 282),
@@ -60,8 +60,8 @@ MAP_SHARED, MAP_ANONYMOUS = 0x01, 0x20  # MAP_SHARED_VALIDATE has the first bit 
 
 
 def refuse_system_calls() -> bool:
-    """Installs the filter for this process and all that it starts, for good. It needs no_new_privs. False if the system
-    does not grant it, or the machine is none of MACHINES."""
+    """Install the filter for this process and its children, permanently. Needs no_new_privs. False if the system
+    refuses it, or the machine is not in MACHINES."""
     machine = os.uname().machine
     if sys.platform != "linux" or machine not in MACHINES:
         return False
@@ -77,12 +77,12 @@ def refuse_system_calls() -> bool:
 
 
 def program(machine: str) -> list[bytes]:
-    """The filter's instructions (struct sock_filter), for one of MACHINES."""
+    """Return the filter's instructions (struct sock_filter) for one of MACHINES."""
     architecture, column = MACHINES[machine]
     found = [
         _step(LOAD, ARCHITECTURE),
         _step(JUMP_EQUAL, architecture, 1, 0),
-        _refuse(EPERM),  # the interface of another architecture (32-bit x86) has numbers of its own
+        _refuse(EPERM),  # other architectures' interfaces (32-bit x86) have other numbers
         _step(LOAD, NUMBER),
     ]
     if machine == "x86_64":
@@ -95,7 +95,7 @@ def program(machine: str) -> list[bytes]:
         (CLONE, [*_argument(0), _step(JUMP_ANY_BIT, NEW_NAMESPACES, 0, 1), _refuse(EPERM)]),
         (MMAP, [*_argument(3, MAP_SHARED | MAP_ANONYMOUS), _step(JUMP_EQUAL, MAP_SHARED | MAP_ANONYMOUS, 0, 1),
                 _refuse(EPERM)]),
-        # A pair of datagram sockets can be connected anew, to any address; these cannot.
+        # A pair of datagram sockets can be reconnected to any address; these types cannot.
         (SOCKETPAIR, [*_argument(0), _step(JUMP_EQUAL, AF_UNIX, 1, 0), _refuse(EACCES), *_argument(1, SOCK_TYPES),
                       _step(JUMP_EQUAL, SOCK_STREAM, 2, 0), _step(JUMP_EQUAL, SOCK_SEQPACKET, 1, 0),
                       _refuse(EACCES)]),
@@ -114,6 +114,6 @@ def _refuse(error: int) -> bytes:
 
 
 def _argument(position: int, mask: int | None = None) -> list[bytes]:
-    """Loads the low half of an argument."""
+    """Load the low half of an argument."""
     load = _step(LOAD, ARGUMENTS + 8 * position)
     return [load] if mask is None else [load, _step(AND, mask)]

@@ -1,8 +1,8 @@
-"""What crosses between judge and candidate. Owns the frames, and how values become data.
+"""The data format between judge and candidate. Owns the frames, and how values become data.
 
-Towards the candidate everything is pickled: it comes from the tests. From the candidate comes plain data only, JSON
-with a tag on every container, rebuilt from a fixed list of types: nothing of it can run in the judge, and nothing in it
-has an `__eq__` of its own. Any other object stays where it is and crosses as a reference.
+Messages to the candidate are pickled: they come from the tests. The candidate sends plain data only: JSON with a tag on
+every container, rebuilt from a fixed list of types. So none of it can run in the judge or have its own `__eq__`. Any
+other object stays where it is and crosses as a reference.
 """
 
 import os
@@ -44,7 +44,7 @@ def _read(descriptor: int, size: int) -> bytes:
 
 
 def encode(value: Any, keep: Callable[[Any], int]) -> Any:
-    """JSON for a value; what is not plain data is kept, and a reference to it is sent."""
+    """Convert a value to JSON; keep what is not plain data, and send a reference to it."""
     if value is None or value is True or value is False:
         return value
     match value:
@@ -99,8 +99,8 @@ _CONTAINERS: dict[str, Callable[[list[Any]], Any]] = {
 
 
 def decode(data: Any, remote: Callable[[int], Any], error: Callable[[Any], Any]) -> Any:
-    """The value; ValueError (or another exception) for what encode never sends. `remote` and `error` make what stands
-    for an object, and for a class of exceptions."""
+    """Rebuild a value; ValueError (or another exception) for data that encode never sends. `remote` and `error` make
+    the stand-ins for an object and for a class of exceptions."""
     if data is None or isinstance(data, bool | int | float | str):
         return data
     tag, body = data
@@ -149,7 +149,7 @@ def decode(data: Any, remote: Callable[[int], Any], error: Callable[[Any], Any])
 
 
 def explain(error: BaseException) -> str:
-    """`ValueError: text (line 3)`, the line being the program's."""
+    """Return `ValueError: text (line 3)`; the line is the program's."""
     try:
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == PROGRAM]
         text = "".join(traceback.format_exception_only(error)).strip()
@@ -159,5 +159,5 @@ def explain(error: BaseException) -> str:
 
 
 def lift_int_limit() -> None:
-    """Programs print, and are told, numbers of more than 4,300 digits."""
+    """Lift the limit of 4,300 digits: programs read and print longer numbers."""
     sys.set_int_max_str_digits(0)

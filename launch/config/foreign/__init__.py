@@ -1,1 +1,1 @@
-"""What keys of verl, TRL, OpenRLHF and prime-rl, and of earlier versions, are here: names.yaml and its lookup."""
+"""Other trainers' keys (verl, TRL, OpenRLHF, prime-rl) and those of earlier versions: names.yaml and its lookup."""

@@ -1,5 +1,6 @@
-"""How a key of another trainer is answered: our overrides ("eval.samples=4"), or a sentence where there is nothing to
-write, or another thing to do. Owns the words that all answers share.
+"""Answers for another trainer's key: our overrides ("eval.samples=4"), or a sentence if there is no override.
+
+Owns the words that all answers share.
 """
 
 import shlex
@@ -11,24 +12,24 @@ from launch.config.schema import render
 ABSENT = "is not supported"
 LEFT = "leave it out"
 HERE = "Paceline behaves this way"
-Written = Mapping[str, Any]  # every value of the document by its whole key, as `plain` has it
+Written = Mapping[str, Any]  # every value of the document by its `plain` key
 Answer = Callable[[Any, Written], str]
 
 
 class ForeignName(NamedTuple):
-    """One thing, by its names elsewhere: whole keys of verl and names of TRL, each with an example's value. A key of
-    verl that ends in `*` is all that begins so and has no row of its own; a `*` at its beginning likewise."""
+    """One setting by its foreign names: whole keys of verl and names of TRL, each with an example's value. A key of
+    verl that ends (or begins) in `*` stands for all keys with that beginning (or end) that have no row of their own."""
 
     verl: tuple[str, ...]
     trl: tuple[str, ...]
     answer: Answer
     others: tuple[str, ...] = ()  # names of other trainers, and earlier ones
-    beside: tuple[str, ...] = ()  # what the examples stand beside: their values follow from it
-    null: bool = False  # the answer is for null too, which else means: as if it were not written
+    beside: tuple[str, ...] = ()  # keys beside the examples, on which their values depend
+    null: bool = False  # the answer also holds for null, which otherwise counts as not written
 
 
 def plain(key: str) -> str:
-    """A key of verl as its files nest it, without Hydra's signs and the name of the one section that has most keys."""
+    """Return a key of verl as its files nest it, without Hydra's signs and the name of the largest section."""
     return key.lstrip("+").removeprefix("actor_rollout_ref.")
 
 
@@ -37,5 +38,5 @@ def last(key: str) -> str:
 
 
 def put(*pairs: tuple[str, Any]) -> str:
-    """Overrides, each as a shell takes it."""
+    """Join overrides, each quoted for a shell."""
     return " ".join(shlex.quote(f"{key}={render(value)}") for key, value in pairs)

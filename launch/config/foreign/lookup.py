@@ -1,8 +1,8 @@
-"""What a key of another trainer is here, with its value: looked up where a key is unknown. Owns the lookup and the
-page's table; the names are in names.yaml.
+"""Look up an unknown key of another trainer and its value. Owns the lookup and the page's table; names.yaml has the
+names.
 
-A key of verl's is known by its whole path, since the same last word belongs to the actor, the critic, the reward model
-or an evaluation. A bare name (TRL's arguments are such) is known by its one word.
+A key of verl is identified by its whole path, since the actor, the critic, the reward model and evaluations share last
+words. A bare name (TRL's arguments are bare) is identified by its one word.
 """
 
 import functools
@@ -18,13 +18,13 @@ from launch.config.foreign.table import rows
 UNKNOWN = "Paceline has no known equivalent (docs/reference/coming_from.md)"
 
 _OVERRIDES = re.compile(r"'?[a-z_]+(?:\.\w+)+=")
-# Sections of verl that are none of ours: below them, a key that has no row has no answer.
+# Sections of verl that we do not have: a key below them without a row has no answer.
 _THEIRS = ("actor_rollout_ref", "actor", "ref", "critic", "reward_model", "algorithm", "trainer")
 
 
 def elsewhere(key: str, value: Any, written: Mapping[str, Any]) -> tuple[str, str]:
-    """(what to do about a key that is another trainer's, the overrides that say the same here); ("", "") if it is
-    none that we know. `written`: everything that was, by `plain` keys: some values follow from two of them."""
+    """Return (advice about a key of another trainer, the overrides with the same meaning), or ("", "") for an unknown
+    key. `written`: all values of the document by `plain` key, since some answers follow from two of them."""
     if (row := _row(key)) is None:
         return (UNKNOWN, "") if _is_theirs(key) else ("", "")
     if value is None and not row.null:
@@ -44,7 +44,7 @@ def _is_theirs(key: str) -> bool:
 
 
 def _row(key: str) -> ForeignName | None:
-    """By the whole path; by the longest beginning that has a row; by the last word, if nothing says whose key it is."""
+    """Find a row by the whole path, else by the longest matching pattern. A bare name is found by its last word."""
     name = plain(key)
     paths, beginnings, bare = _names()
     if (row := paths.get(name)) is not None:
@@ -57,7 +57,7 @@ def _row(key: str) -> ForeignName | None:
 
 @functools.cache
 def _names() -> tuple[dict[str, ForeignName], list[tuple[re.Pattern[str], ForeignName]], dict[str, ForeignName]]:
-    """Rows by whole path, by beginning (the longest first), and by a single word."""
+    """Return the rows by whole path, by pattern (the longest first), and by single word."""
     paths: dict[str, ForeignName] = {}
     beginnings: dict[str, ForeignName] = {}
     bare: dict[str, ForeignName] = {}
@@ -76,7 +76,7 @@ def _names() -> tuple[dict[str, ForeignName], list[tuple[re.Pattern[str], Foreig
             known = beginnings if "*" in name else paths if "." in name else bare
             assert name not in known, name
             known[name] = row
-    # A word of verl's that is plain English, or means two things, is no name by itself.
+    # A word of verl that is plain English, or ambiguous, is no name by itself.
     for word, found in words.items():
         if "_" in word and len({id(row) for row in found}) == 1:
             bare.setdefault(word, found[0])
@@ -85,13 +85,13 @@ def _names() -> tuple[dict[str, ForeignName], list[tuple[re.Pattern[str], Foreig
 
 
 def _pattern(name: str) -> re.Pattern[str]:
-    """`critic.*`: all below critic. `*.profiler.*`: all below a profiler, wherever it is."""
+    """Compile `critic.*` (all keys below critic) or `*.profiler.*` (all keys below any profiler)."""
     return re.compile(".*".join(map(re.escape, name.split("*"))))
 
 
 def table() -> Iterator[str]:
-    """The table of docs/reference/coming_from.md, as Markdown: each example in the words of the three programs. Then a
-    list of the keys that have no counterpart, by answer."""
+    """Yield the table of docs/reference/coming_from.md as Markdown, with each example in the words of the three
+    programs. Then yield the keys without a counterpart, grouped by answer."""
     yield "| verl | TRL | here |"
     yield "|---|---|---|"
     without: dict[str, list[str]] = {}

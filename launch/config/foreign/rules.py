@@ -1,6 +1,6 @@
-"""Answers that a table of names cannot give by itself: another trainer's value turned into ours by a rule.
+"""Answers that need a rule: functions that turn another trainer's value into ours.
 
-Every rule gets the value, all values that were written, and what its row names behind it.
+Every rule receives the value, all written values, and the further arguments of its row.
 """
 
 import re
@@ -13,7 +13,7 @@ from launch.config.foreign.answers import ABSENT, HERE, LEFT, Written, put
 _BATCH = "rollout.prompts_per_step"
 _CORRECTION = "algorithm.rollout_correction."
 _KL = {"kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
-_CLIP = 0.2  # verl's default below and above
+_CLIP = 0.2  # verl's default on both sides
 _LEVELS = {
     **{"token": "token", "sequence": "sequence", "geometric": "geometric"},  # verl 0.6
     **{"token_k1": "token", "seq_sum_k1": "sequence", "seq_mean_k1": "geometric"},
@@ -45,7 +45,7 @@ def files(value: Any, _: Written, key: str) -> str:
 
 
 def generation_batch(value: Any, written: Written) -> str:
-    """TRL counts completions, we prompts."""
+    """TRL counts completions, we count prompts."""
     group = written.get("num_generations", written.get("rollout.rollouts_per_prompt", 8))
     if isinstance(value, int) and isinstance(group, int) and group > 0 and value % group == 0:
         return put((_BATCH, value // group))
@@ -53,7 +53,8 @@ def generation_batch(value: Any, written: Written) -> str:
 
 
 def sampled_batch(value: Any, written: Written) -> str:
-    """DAPO samples more prompts than it trains on: a round of sampling; further ones make up what is missing."""
+    """DAPO samples more prompts than it trains on. Here that is one round of sampling, and further rounds fill the
+    rest."""
     if "data.train_batch_size" in written:
         return f"{LEFT}: {_BATCH} are sampled, and further rounds add missing groups (objective.dynamic_sampling)"
     return put((_BATCH, value))
@@ -87,14 +88,15 @@ def parallel(value: Any, _: Written) -> str:
 
 
 def _loss(written: Written) -> str:
-    """verl's name of the loss of a token."""
+    """Return verl's name of the token loss."""
     if written.get("actor.use_gpg_loss"):
         return "gpg"
     return str(written.get("actor.policy_loss.loss_mode") or "vanilla")
 
 
 def advantage(value: Any, written: Written) -> str:
-    """Baseline and normalization, and verl's bounds of the ratio where nothing gives others: ours are not its."""
+    """Answer with baseline and normalization. Adds verl's default ratio bounds if none are written, since
+    ours differ."""
     by_std = written.get("algorithm.norm_adv_by_std_in_grpo", True)
     name = str(value).lower().removesuffix("_vectorized")
     pairs = {
@@ -120,7 +122,7 @@ def by_std(value: Any, written: Written) -> str:
 
 
 def clip(value: Any, written: Written, *sides: str) -> str:
-    """`clip_ratio` gives the sides that have no key of their own."""
+    """`clip_ratio` sets the sides that have no key of their own."""
     if _loss(written) == "gpg":
         return f"{LEFT}: this loss does not clip"
     own = sides if len(sides) == 1 else [s for s in sides if f"actor.clip_ratio_{s}" not in written]
@@ -135,13 +137,13 @@ def clip(value: Any, written: Written, *sides: str) -> str:
 def epsilon(value: Any, written: Written) -> str:
     sides = ["low"] if written.get("epsilon_high") is not None else ["low", "high"]
     if written.get("loss_type") == "cispo":
-        return put(("objective.clip_low", None))  # TRL bounds the ratio above only
+        return put(("objective.clip_low", None))  # TRL bounds the ratio only above
     return put(*((f"objective.clip_{side}", value) for side in sides))
 
 
 def epsilon_high(value: Any, written: Written) -> str:
     if written.get("loss_type") == "cispo" and isinstance(value, int | float):
-        return put(("objective.clip_high", value - 1))  # the bound itself, not its distance from 1
+        return put(("objective.clip_high", value - 1))  # TRL gives the bound itself, not its distance from 1
     return put(("objective.clip_high", written.get("epsilon", _CLIP) if value is None else value))
 
 
@@ -164,7 +166,7 @@ def use_kl_in_reward(value: Any, written: Written) -> str:
 
 
 def part_of(value: Any, written: Written, switch_key: str, key: str) -> str:
-    """The coefficient or the kind of a KL term that `switch_key` switches on: without it verl has no such term."""
+    """Answer for the coefficient or kind of a KL term. verl has no such term unless `switch_key` is true."""
     if not written.get(switch_key):
         return f"{LEFT}: it has no effect in verl without {switch_key}=true; the key here is {key}"
     if key == "objective.kl_coef":
@@ -192,7 +194,7 @@ def divisor(value: Any, written: Written) -> str:
 
 
 def rounds(value: Any, written: Written) -> str:
-    """verl: 0 rounds are as many as it takes."""
+    """In verl 0 rounds mean as many as it takes."""
     if not written.get("algorithm.filter_groups.enable"):
         return f"{LEFT}: without filter_groups.enable=true no group is replaced"
     most = written.get("algorithm.filter_groups.max_num_gen_batches", 10)
@@ -201,7 +203,7 @@ def rounds(value: Any, written: Written) -> str:
 
 
 def overlong(value: Any, written: Written, part: str) -> str:
-    """A part of DAPO's buffer, which counts only where `enable` beside it does not switch it off."""
+    """Answer for a part of DAPO's buffer, which counts unless its `enable` is false."""
     found = [key for key in written if key.endswith((f"_cfg.{part}", f"_buffer.{part}"))]
     if any(written.get(key.removesuffix(part) + "enable") is False for key in found):
         return f"{LEFT}: overlong_buffer.enable=false"
@@ -225,7 +227,7 @@ def truncate(value: Any, written: Written) -> str:
 
 
 def mask(_: Any, written: Written) -> str:
-    """Level and bounds of the mask at once: each has its own default in both programs."""
+    """Answer with level and bounds of the mask together, since each has its own default in both programs."""
     option = written.get(f"{_CORRECTION}rollout_rs")
     if option is None:
         return f"{LEFT}: without rollout_rs nothing is masked"
@@ -242,7 +244,8 @@ def mask(_: Any, written: Written) -> str:
 
 
 def vllm_correction(_: Any, written: Written) -> str:
-    """TRL's four modes: which ratio, and whether what is beyond its bounds is cut or left out."""
+    """Answer for TRL's four modes: token or sequence ratio, and whether ratios out of bounds are truncated
+    or masked."""
     name = "vllm_importance_sampling_"
     if written.get(f"{name}correction") is False:
         return put(("objective.sampler_correction.weights", "none"))
@@ -261,7 +264,7 @@ def vllm_correction(_: Any, written: Written) -> str:
 
 
 def mini_batches(value: Any, written: Written) -> str:
-    """verl counts the prompts of an optimizer step, we the optimizer steps of an RL step."""
+    """verl counts the prompts of an optimizer step, we count the optimizer steps of an RL step."""
     prompts = written.get("data.train_batch_size", written.get("rollout.prompts_per_step"))
     if isinstance(value, int) and isinstance(prompts, int) and value > 0 and prompts % value == 0:
         return put(("learner.mini_batches", prompts // value))
@@ -269,7 +272,7 @@ def mini_batches(value: Any, written: Written) -> str:
 
 
 def steps_per_generation(value: Any, written: Written) -> str:
-    """TRL: an RL step's passes; of them `gradient_accumulation_steps` make an optimizer step."""
+    """TRL counts an RL step's passes; `gradient_accumulation_steps` of them make an optimizer step."""
     passes = written.get("gradient_accumulation_steps", 1)
     if isinstance(value, int) and isinstance(passes, int) and passes > 0 and value > 0 and value % passes == 0:
         return put(("learner.mini_batches", value // passes))
@@ -296,7 +299,7 @@ def tokens(value: Any, written: Written) -> str:
 
 
 def offload(_: Any, written: Written) -> str:
-    """One key for the optimizer's state and the KV cache."""
+    """One key offloads both the optimizer's state and the KV cache."""
     optimizer = written.get("actor.fsdp_config.optimizer_offload")
     cache = written.get("rollout.free_cache_engine", written.get("vllm_enable_sleep_mode"))
     if optimizer and cache is False:
@@ -307,7 +310,7 @@ def offload(_: Any, written: Written) -> str:
 
 
 def greedy(value: Any, written: Written) -> str:
-    """Sampling of evaluations: verl samples them at `val_kwargs.temperature`, by default 0."""
+    """Sampling of evaluations. verl samples them at `val_kwargs.temperature`, by default 0."""
     if not value:
         return put(("eval.temperature", 0))
     return put(("eval.temperature", written.get("rollout.val_kwargs.temperature", 0)))
@@ -322,7 +325,7 @@ def name(value: Any, _: Written) -> str:
 
 
 def project(value: Any, written: Written) -> str:
-    """verl names a project for whatever logs; here only Weights & Biases has one."""
+    """verl's project name applies to all loggers; here only Weights & Biases has one."""
     names = written.get("trainer.logger", ["wandb"])
     if "wandb" not in names:
         return f"{LEFT}: only W&B has projects, and trainer.logger does not include it"
@@ -344,11 +347,11 @@ def wandb(value: Any, _: Written) -> str:
     return "leave it out: files, terminal and TensorBoard are written anyway (docs/howto/observe.md)"
 
 
-# Where a row counts only beside others.
+# Conditions under which a row counts.
 
 
 def adapters(written: Written) -> str:
-    """Why the section learner.lora is not made: verl's rank is 0 unless it is written, TRL's `use_peft` may switch
+    """Return why the section learner.lora is left out: verl's rank defaults to 0, and TRL's `use_peft` may switch
     adapters off."""
     of_verl = any(key.startswith(("model.lora", "model.target_modules")) for key in written)
     if of_verl and not (written.get("model.lora_rank") or written.get("model.lora.rank")):
@@ -358,7 +361,7 @@ def adapters(written: Written) -> str:
 
 
 def turns(written: Written) -> str:
-    """Why there is no section environment: verl has a switch, TRL none but its tools."""
+    """Return why there is no section environment: verl has a switch, TRL only its tools."""
     of_verl = any(key.startswith("rollout.multi_turn.") for key in written)
     if of_verl and not written.get("rollout.multi_turn.enable"):
         return f"{LEFT}: without multi_turn.enable=true a response is one turn"

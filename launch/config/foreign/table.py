@@ -1,14 +1,14 @@
-"""The rows of names.yaml as objects. Owns what a row may have; docs/reference/coming_from.md prints the table.
+"""The rows of names.yaml as objects. Owns the fields of a row; docs/reference/coming_from.md prints the table.
 
-A row has names (`verl`, `trl`, `others`; `beside`: what its examples stand beside) and one answer:
+A row has names (`verl`, `trl`, `others`; `beside`: keys beside its examples) and one answer:
 
     key: learner.packing        the same value under our key
     say: "leave it out: ..."    the same words whatever the value
     values: {...}               by value, texts in lower case; `otherwise` for all others
-    unless: [1]                 leave it out for these values, and for what switches off; `otherwise` for all others
+    unless: [1]                 leave it out for these values, and for values that mean off; `otherwise` for all others
     rule: [clip, low, high]     a function of launch.config.foreign.rules, and what else it is called with
 
-`only_with: adapters` answers so only where that condition holds; `null_too: true` answers null as well.
+`only_with: adapters` restricts the answer to that condition. `null_too: true` answers null as well.
 """
 
 import functools
@@ -22,12 +22,12 @@ from launch.config.foreign.rules import CONDITIONS, RULES
 
 _FILE = Path(__file__).with_name("names.yaml")
 _AS_HERE = f"{LEFT}: {HERE}"
-_OFF: tuple[Any, ...] = ("", 0, [], {})  # and null and false: what switches off
+_OFF: tuple[Any, ...] = ("", 0, [], {})  # values that mean off, besides null and false
 
 
 @functools.cache
 def rows() -> tuple[ForeignName, ...]:
-    """All of them, in the file's order. Read where a key is unknown, never by a configuration that is right."""
+    """Return all rows in the file's order. Read only when a key is unknown, never for a correct configuration."""
     document = parse_document(_FILE.read_text(encoding="utf-8"), _FILE.name)
     assert not document.issues, document.issues
     return tuple(_row(dict(entry)) for section in document.values.values() for entry in section)

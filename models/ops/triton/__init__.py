@@ -1,8 +1,8 @@
-"""The operators `paceline::*`: what the engine computes on CUDA without gradient, as Triton kernels.
+"""The operators `paceline::*`: Triton kernels of the engine's computation on CUDA, without gradients.
 
-`operators` defines them, with the oracle (`models.ops.reference`) as their CPU implementation and shapes alone on meta
-tensors; the kernels beside it are imported at the first launch. Nothing here imports Triton on a machine that launches
-nothing, and no operator reads a length on the host or looks at a row to compute another.
+`operators` defines them, with the oracle (`models.ops.reference`) as the CPU implementation and shapes alone on meta
+tensors. Kernels are imported at the first launch, so a machine without launches never imports Triton. No operator reads
+a length on the host, and none reads one row to compute another.
 """
 
 from models.ops.triton.operators import LAUNCHES, operators_take

@@ -1,19 +1,20 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
 """Paged attention over packed ragged rows: splits of the context and their merge, in one kernel or in two.
 
-A row's result is a function of its query, its context and its row of the tree mask. Splits lie at absolute positions,
-blocks of keys at absolute places of a split, partial sums are merged in the order of positions, and every row is
-summed by the same instructions wherever in a tile it lies. Where tiles are many, a program goes through all splits of
-its rows and merges as it goes; where they are few, programs of `attend` share the splits and `merge_splits` follows:
-the same bits, as both are made of the same functions and are compiled without fused multiply-adds that were not asked
-for. Never reads a slot that no query of the request may see, nor a table entry behind its context.
+A row's result is a function of its query, its context and its row of the tree mask. Splits are at absolute positions,
+and blocks of keys at fixed places of a split. Partial sums are merged in the order of positions. The same instructions
+sum every row, wherever it is in a tile.
+
+With many tiles, a program visits all splits of its rows and merges them itself. With few, programs of `attend` share
+the splits and `merge_splits` follows. Both give the same bits: they share functions and are compiled without implicit
+fused multiply-adds. Slots that no query of the request may see are never read, nor table entries behind its context.
 """
 
 import triton
 import triton.language as tl
 
 _PER_CALL = ["rows", "requests", "table_stride", "table_step", "mask_width", "one_tile", "splits"]
-_NOTHING = tl.constexpr(-1e30)  # the peak of a row that has seen no key: finite, so that differences are no NaN
+_NOTHING = tl.constexpr(-1e30)  # peak of a row that has seen no key: finite, so that differences are not NaN
 _MASK_BITS = tl.constexpr(64)
 
 
@@ -34,7 +35,7 @@ def _tile(query_offsets, requests, tile, one_tile, TILE_ROWS: tl.constexpr):
 
 @triton.jit
 def _merged(peak, total, sums, other_peak, other_total, other_sums):
-    """Two partial softmaxes of the same rows, the earlier first; one that saw nothing leaves the other as it is."""
+    """Merge two partial softmaxes of the same rows, the earlier first; an empty one leaves the other unchanged."""
     new = tl.maximum(peak, other_peak)
     mine, theirs = tl.exp2(peak - new), tl.exp2(other_peak - new)
     saw = other_total > 0
@@ -45,7 +46,7 @@ def _merged(peak, total, sums, other_peak, other_total, other_sums):
 
 @triton.jit
 def _mask_bits(tree_mask, mask_width, count, live, TREE: tl.constexpr):
-    """Bit j: whether the row sees query row j of its request. For masks of at most 64 columns."""
+    """Bit j: whether the row sees query row j of its request. At most 64 columns."""
     bit = tl.arange(0, _MASK_BITS)
     inside = live[:, None] & (bit < tl.minimum(count, mask_width))[None, :]
     allowed = tl.load(tree_mask[:, None] + bit[None, :], mask=inside, other=0)
@@ -125,8 +126,8 @@ def attend(
     query_offsets,  # int32 [requests + 1]
     context_lens,  # int32 [requests]
     tree_mask,  # uint8 [rows, mask_width]
-    out,  # [rows, HQ, D]; of splits: float32 sums [splits, HKV, rows * GROUP, WIDTH]
-    stats,  # float32 peaks and totals [2, splits, HKV, rows * GROUP], of splits
+    out,  # [rows, HQ, D]; with APART float32 sums [splits, HKV, rows * GROUP, WIDTH]
+    stats,  # float32 peaks and totals [2, splits, HKV, rows * GROUP], with APART
     rows,
     requests,
     table_stride,
@@ -147,14 +148,14 @@ def attend(
     APART: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Program (tile, KV head, lane): partial results of every so many splits (APART), or the whole context's result."""
+    """Program (tile, KV head, lane): partial results of every lanes-th split (APART), or the whole context's result."""
     tile, head, lane = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     GROUP: tl.constexpr = HQ // HKV
     TILE_ROWS: tl.constexpr = TILE // GROUP
     place = tl.arange(0, TILE)
     column = tl.arange(0, WIDTH)
     wide = column < D
-    if not APART:  # noqa: SIM102 - a constant first: the branch is not compiled otherwise
+    if not APART:  # noqa: SIM102 - a separate constant test: otherwise the branch is compiled
         if tile >= _tiles(query_offsets, requests, one_tile, TILE_ROWS):
             _clear(out, query_offsets, rows, requests, tile, one_tile, head, HQ, HKV, D, TILE, WIDTH)
             return
@@ -271,7 +272,7 @@ def attend_items(
 
 @triton.jit
 def _tiles(query_offsets, requests, one_tile, TILE_ROWS: tl.constexpr):
-    """Tiles of all requests; those behind them clear padding rows."""
+    """Number of tiles of all requests; later programs clear padding rows."""
     return requests if one_tile else tl.load(query_offsets + requests) // TILE_ROWS + requests
 
 
@@ -290,7 +291,7 @@ def _clear(
     TILE: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """Zeros for a tile of rows behind those of the requests, heads [head * HQ // HEADS, ...) of them."""
+    """Write zeros to a tile of padding rows, heads [head * HQ // HEADS, ...) of them."""
     GROUP: tl.constexpr = HQ // HEADS
     TILE_ROWS: tl.constexpr = TILE // GROUP
     place = tl.arange(0, TILE)

@@ -1,6 +1,6 @@
-"""The operators of drafting among `paceline::*`: schema, CPU (the oracle), meta (shapes), CUDA (one kernel each).
+"""Operators of drafting among `paceline::*`: schema, CPU (the oracle), meta (shapes), CUDA (one kernel each).
 
-Beside `operators`, whose rules hold here too; `models.ops.drafting` says what each computes.
+The rules of `operators` apply; `models.ops.drafting` defines each.
 """
 
 from typing import Any
@@ -28,7 +28,7 @@ def _meta_draft_inputs(tokens: Tensor, embedding: Tensor, features: Tensor, *res
 
 
 def empty_fed(k: int, outputs: Tensor, fed_tokens: Tensor) -> Fed:
-    """What `tree_feed` returns, to be filled in."""
+    """Return uninitialised outputs of `tree_feed`."""
     requests, fed = fed_tokens.shape
     rows = fed + k
     return (
@@ -50,7 +50,7 @@ _LIBRARY: Any = torch.library.Library("paceline", "FRAGMENT")  # type: ignore[no
 for _schema in _SCHEMAS:
     _name = _schema.partition("(")[0]
     _LIBRARY.define(_schema)
-    _oracle = getattr(drafting, _name)  # which needs no host either
+    _oracle = getattr(drafting, _name)  # it does not synchronise either
     _LIBRARY.impl(_name, _oracle, "CPU")
     _LIBRARY.impl(_name, _ON_META[_name], "Meta")
     _LIBRARY.impl(_name, launched(_name, "launch_drafting", _oracle), "CUDA")

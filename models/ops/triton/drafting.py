@@ -1,8 +1,8 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
 """Kernels between a drafter's passes: joined inputs, and trees that grow by the best nodes. One launch each.
 
-Candidates are few (at most some hundred per request), so every program ranks them all by comparing each with each: no
-sort, no second kernel, and no order of arrival. The law is `models.ops.drafting`.
+Candidates are few (at most some hundred per request), so every program ranks them all by pairwise comparison: no sort,
+no second kernel, no dependence on order. `models.ops.drafting` defines the results.
 """
 
 import triton
@@ -78,7 +78,7 @@ def tree_feed(
     WIDTH: tl.constexpr,
     ROOT: tl.constexpr,
 ):
-    """Program (request, row): copies a row that was fed before, or finds the node that is fed in it."""
+    """Program (request, row): copies a row that was fed before, or selects the node for the new row."""
     request, row = tl.program_id(0).to(tl.int64), tl.program_id(1)
     column, other = tl.arange(0, WIDTH), tl.arange(0, ROWS)
     total: tl.constexpr = FED + K
@@ -103,7 +103,7 @@ def tree_feed(
             if not ROOT:
                 score += tl.load(paths + request * (C // each) + one // each)
             rank += ((score > scores) | ((score == scores) & (one < candidate))).to(tl.int32)
-        # Of what is no number several have a rank, or none: whatever is taken then lies inside.
+        # NaN scores can share ranks or leave gaps: the default then is a valid index.
         chosen = tl.min(tl.where(inside & (rank == place), candidate, C - 1), 0)
         path = tl.load(logprobs + request * C + chosen)
         if not ROOT:
@@ -152,7 +152,7 @@ def tree_best(
     BLOCK: tl.constexpr,
     ROOT: tl.constexpr,
 ):
-    """Program (request, block of nodes): the place of each node and of its parent among all, by comparison."""
+    """Program (request, block of nodes): the rank of each node and of its parent among all, by comparison."""
     request = tl.program_id(0).to(tl.int64)
     each: tl.constexpr = C // K if C > K else 1
     node = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -166,7 +166,7 @@ def tree_best(
     else:
         parent = tl.load(newest + request * (C // each) + candidate // each, mask=level, other=-1)
         parent = tl.where(earlier, tl.load(node_parents + request * NODES + node, mask=earlier, other=-1), parent)
-    # A parent is never of the last level.
+    # A parent is never in the last level.
     above = tl.load(node_scores + request * NODES + parent, mask=inside & (parent >= 0), other=float("inf"))
     rank, parent_rank = tl.zeros([BLOCK], tl.int32), tl.zeros([BLOCK], tl.int32)
     for one in range(FIRST + C):

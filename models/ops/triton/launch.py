@@ -1,9 +1,9 @@
-"""Launches the kernels: the CUDA implementations of the operators, and the plan of each launch as plain data.
+"""Launch the kernels: the CUDA implementations of the operators, and the plan of each launch as plain data.
 
-A plan (`Launch`) says which kernel runs over which grid with which constants. It is made of shapes alone, so the same
-plans launch on a GPU, run in Triton's interpreter and are compiled without a GPU, from meta tensors. What belongs to a
-model (widths, heads, strides) is a constant of the kernel; what changes from step to step (rows, requests, bounds)
-never is, so that a captured graph and an eager step run one binary. Nothing here waits for the device.
+A plan (`Launch`) names the kernel, its grid and its constants. It depends on shapes alone, so the same plans launch on
+a GPU, run in Triton's interpreter and compile without a GPU, from meta tensors. Properties of a model (widths, heads,
+strides) are constants of the kernel. Values that change per step (rows, requests, bounds) never are, so a captured
+graph and an eager step run one binary. Nothing here synchronises with the device.
 """
 
 from collections.abc import Callable
@@ -155,7 +155,7 @@ def plan_linear(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> 
     rows, depth = x.shape
     columns = weight.shape[0]
     half = x.dtype is torch.bfloat16
-    # Fewer columns a tile where there are few: more programs to read the weight with. Rows never decide.
+    # Few columns: narrower tiles, so that more programs read the weight. Rows never matter.
     tile_rows, tile_columns, tile_depth = (64, 64 if columns >= 8192 else 32, 64) if half else (32, 32, 32)
     return [
         Launch(
@@ -212,7 +212,7 @@ def plan_paged_attention(
     width = max(power_of_2(head_dim), 16)
     splits = max(_ceil(max_context, SPLIT_TOKENS), 1)
     whole = splits == 1 or splits * rows * query_heads * width * 4 > _SPLIT_BYTES
-    # Bounds are far above most contexts, and programs that find nothing to do cost too: so they are few, and go on.
+    # Bounds are far above most contexts, and idle programs cost time: launch few, each of which continues.
     lanes = 1 if whole else min(splits, max(_LEAST_LANES, _ceil(_MOST_PROGRAMS, tiles * kv_heads)))
     sums = out if whole else out.new_empty((splits, kv_heads, rows * groups, width), dtype=torch.float32)
     stats = out if whole else out.new_empty((2, splits, kv_heads, rows * groups), dtype=torch.float32)

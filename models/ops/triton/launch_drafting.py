@@ -1,6 +1,6 @@
-"""Launches the kernels of drafting, beside `launch` and by its rules: plans are made of shapes alone.
+"""Launch the kernels of drafting by the rules of `launch`: plans depend on shapes alone.
 
-What belongs to a draft's shape (levels, k, rows) is a constant of the kernels: shapes are few, and known at the start.
+A draft's shape (levels, k, rows) is a constant of the kernels: shapes are few, and known at the start.
 """
 
 from torch import Tensor
@@ -11,7 +11,7 @@ from models.ops.triton.direct import Launch
 from models.ops.triton.draft_operators import empty_fed
 from models.ops.triton.launch import power_of_2
 
-_NODES = 128  # that a program of `tree_best` ranks
+_NODES = 128  # nodes ranked by one program of `tree_best`
 
 
 def plan_draft_inputs(
@@ -75,7 +75,7 @@ def plan_tree_feed(
     return Launch(
         kernel=drafting.tree_feed,
         grid=(requests, fed + k),
-        # What is absent is not read: any pointer stands for it.
+        # Absent tensors are not read: any pointer is valid.
         arguments=(
             drawn,
             logprobs,

@@ -1,6 +1,6 @@
-"""Launches the kernels of low-bit products, beside `launch` and by its rules: plans are made of shapes and dtypes.
+"""Launch the kernels of low-bit products by the rules of `launch`: plans depend on shapes and dtypes.
 
-Integer products take the tile that suits the number of rows, since no bit depends on it; the others take one tile.
+Integer products choose their tile by the number of rows, since no bit depends on it; the others have one tile.
 """
 
 import torch
@@ -12,7 +12,7 @@ from models.ops.triton import low_bit
 from models.ops.triton.direct import Launch, run_plan
 from models.ops.triton.launch import power_of_2
 
-_TILE_DEPTH = 128  # bytes of a row that lie together; every matrix of Qwen2.5 is a multiple
+_TILE_DEPTH = 128  # bytes of a contiguous part of a row; divides every matrix of Qwen2.5
 
 
 def plan_quantise_tokens(x: Tensor, values: Tensor, scales: Tensor) -> list[Launch]:
@@ -89,7 +89,7 @@ def plan_low_bit_linear(
 
 
 def _tiles(rows: int, columns: int, integer: bool) -> tuple[int, int, int, int]:
-    """(rows, columns, warps, stages). Few columns where there are few, and more programs to read the weight with."""
+    """(rows, columns, warps, stages). For few rows or columns, smaller tiles: more programs read the weight."""
     few = 64 if columns >= 8192 else 32
     if not integer:
         return 64, few, 4, 4

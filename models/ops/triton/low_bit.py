@@ -1,14 +1,15 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
-"""Tokens in eight bits, and products with weights in few bits. The order of the arithmetic is `models.ops.low_bit`'s.
+"""Quantise tokens to eight bits, and multiply by low-bit weights. `models.ops.low_bit` defines the order of the
+arithmetic.
 
-Integer sums are exact, so tiles may be chosen by the number of rows without a bit changing; sums in float32 (fp8, and
-four bits beside bfloat16) have one tile for all rows. No split of K, no atomics: a program owns its outputs.
+Integer sums are exact, so tiles can depend on the number of rows without changing a bit. Sums in float32 (fp8, and four
+bits with bfloat16) have one tile for all rows. No split of K, no atomics: a program owns its outputs.
 """
 
 import triton
 import triton.language as tl
 
-_ROUNDER: tl.constexpr = tl.constexpr(12582912.0)  # 1.5 * 2^23: a sum with it is rounded to integers, halves to even
+_ROUNDER: tl.constexpr = tl.constexpr(12582912.0)  # 1.5 * 2^23: adding it rounds to integers, halves to even
 _INFINITE: tl.constexpr = tl.constexpr(0x7F800000)
 
 
@@ -24,10 +25,10 @@ def quantise_tokens(
     LEVELS: tl.constexpr,  # the largest value
     SMALLEST: tl.constexpr,
 ):
-    """Program (row): twice over its values, which the second time come from the cache."""
+    """Program (row): two passes over its values, the second from the cache."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
-    # Magnitudes as integers: one maximum that keeps infinities and, above them, what is not a number.
+    # Magnitudes as integers: one maximum covers infinities and, above them, NaN.
     most = tl.zeros([BLOCK], tl.int32)
     for start in range(0, DEPTH, BLOCK):
         inside = start + column < DEPTH
@@ -105,7 +106,7 @@ def multiply_bytes(
             b = tl.load(right, mask=of_columns, other=0.0)
         if INTEGER:
             sums = tl.dot(a, tl.trans(b), sums, out_dtype=tl.int32)
-        else:  # Hopper's sums of fp8 have fewer bits: into float32 after each tile
+        else:  # Hopper accumulates fp8 with fewer bits: add to float32 after each tile
             sums = tl.dot(a, tl.trans(b), sums, max_num_imprecise_acc=TILE_DEPTH)
         left += TILE_DEPTH
         right += TILE_DEPTH
@@ -131,7 +132,7 @@ def multiply_nibbles(
     TILE_ROWS: tl.constexpr,
     TILE_COLUMNS: tl.constexpr,
 ):
-    """Program (tile of rows, tile of columns), group by group: the weights of one are made whole in registers."""
+    """Program (tile of rows, tile of columns), group by group: a group's weights are unpacked in registers."""
     row = tl.program_id(0) * TILE_ROWS + tl.arange(0, TILE_ROWS)
     column = tl.program_id(1) * TILE_COLUMNS + tl.arange(0, TILE_COLUMNS)
     of_rows, of_columns = row < rows, column < COLUMNS

@@ -1,7 +1,7 @@
-"""The operators of low-bit products among `paceline::*`: schema, CPU (the oracle), meta (shapes), CUDA (a kernel each).
+"""Operators of low-bit products among `paceline::*`: schema, CPU (the oracle), meta (shapes), CUDA (one kernel each).
 
-Beside `operators`, whose rules hold here too; `models.ops.low_bit` says what they compute, and sends tensors here.
-Weights come apart, values, scales and zero points: an operator takes tensors.
+The rules of `operators` apply; `models.ops.low_bit` defines the results and calls these. Values, scales and zero points
+are separate arguments, since an operator takes tensors.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,8 +24,9 @@ _SCHEMAS = (
 
 
 def require_products(form: LowBitFormat, device: torch.device | str) -> None:
-    """Raises ValueError where the GPU's tensor cores know no products of the format: Triton's own refusal, in the first
-    step, names neither the GPU nor a remedy."""
+    """Raise ValueError if the GPU's tensor cores do not support the format.
+
+    Triton's own error, in the first step, has neither the GPU nor a remedy."""
     if torch.device(device).type != "cuda" or form.stored != "float8_e4m3fn":
         return
     found = torch.cuda.get_device_capability(device)

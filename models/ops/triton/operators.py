@@ -1,7 +1,7 @@
 """Definitions of the operators `paceline::*`: schema, CPU (the oracle), meta (shapes), CUDA (launched at first use).
 
-Owns which tensors they take and how many kernels each launches. Decides nothing about arithmetic: the kernels and the
-oracle do. There is no gradient: callers with one use torch (`models.ops`).
+Defines which tensors they support and how many kernels each launches; the kernels and the oracle define the arithmetic.
+There is no gradient: callers that need one use torch (`models.ops`).
 """
 
 import functools
@@ -21,7 +21,7 @@ from torch import Tensor
 from models.ops import reference
 
 _LOG = logging.getLogger(__name__)
-MAX_TOPK = 64  # of sample_topk; more goes to torch
+MAX_TOPK = 64  # limit of sample_topk; torch computes larger k
 _DTYPES = (torch.float32, torch.bfloat16)
 
 _SCHEMAS = (
@@ -42,7 +42,7 @@ _SCHEMAS = (
     "cutoff(Tensor logits, Tensor temperature, Tensor top_k, Tensor top_p) -> Tensor",
 )
 
-# Kernels that a call launches: what budgets and predictions count.
+# Kernels per call, for budgets and predictions.
 LAUNCHES: Mapping[str, int] = {
     "rms_norm": 1,
     "add_rms_norm": 1,
@@ -63,8 +63,8 @@ LAUNCHES: Mapping[str, int] = {
 
 
 def operators_take(x: Tensor, *others: Tensor) -> bool:
-    """Whether the operators serve x and the others: on CUDA with Triton installed, or meta; of one dtype, float32 or
-    bfloat16; no gradient to keep."""
+    """Return whether the operators support x and the others: on CUDA with Triton installed, or meta; of one dtype,
+    float32 or bfloat16; without gradient."""
     if not (x.is_cuda or x.is_meta) or x.dtype not in _DTYPES:
         return False
     grad = torch.is_grad_enabled()
@@ -77,7 +77,7 @@ def operators_take(x: Tensor, *others: Tensor) -> bool:
 
 @functools.cache
 def installed() -> bool:
-    """Whether CUDA has the kernels. Says so once in the log if not."""
+    """Return whether Triton's kernels are available on CUDA. If not, logs it once."""
     if importlib.util.find_spec("triton") is not None:
         return True
     _LOG.warning("Triton is not installed, so CUDA takes torch's slower operations: pip install triton")
@@ -85,7 +85,7 @@ def installed() -> bool:
 
 
 def kernel_errors() -> tuple[type[Exception], ...]:
-    """What a launch or a capture raises when it cannot be: torch's errors, and Triton's, which are no RuntimeErrors
+    """Return the exceptions of a failed launch or capture: torch's errors, and Triton's, which are no RuntimeErrors
     (OutOfResources, PTXASError, CompilationError)."""
     if "triton" not in sys.modules:
         return (RuntimeError,)
@@ -93,8 +93,10 @@ def kernel_errors() -> tuple[type[Exception], ...]:
 
 
 def launched(name: str, module: str, oracle: Callable[..., Any]) -> Callable[..., Any]:
-    """The CUDA implementation: imports `module` of this package when it is first called. Without Triton, and from the
-    first kernel on that Triton cannot compile for this device, the oracle computes, slowly, and a capture fails."""
+    """Return the CUDA implementation, which imports `module` of this package at its first call.
+
+    Without Triton, or once Triton cannot compile the kernel for this device, the slow oracle computes, and a capture
+    fails."""
     launch: Callable[..., Any] | None = None
 
     def call(*arguments: Any, **how: Any) -> Any:
@@ -133,7 +135,7 @@ def _cpu_paged_attention(
     scale: float,
     work: Tensor | None = None,
 ) -> Tensor:
-    """The oracle over the rows that belong to requests. Bounds are checked, then the lengths themselves are used."""
+    """The oracle over the rows that belong to requests. Checks the bounds, then uses the actual lengths."""
     rows = int(query_offsets[-1])
     out = torch.zeros_like(q)
     if not rows:
@@ -240,7 +242,7 @@ _ON_META: Mapping[str, Callable[..., Any]] = {
 
 
 def _cuda_head(hidden: Tensor, weight: Tensor) -> Tensor:
-    """By cuBLAS; rounded to bfloat16 first where torch (before 2.11) cannot leave that out."""
+    """Computed by cuBLAS; torch before 2.11 rounds to bfloat16 first."""
     if hasattr(torch.ops.aten.mm, "dtype"):
         return torch.mm(hidden, weight.t(), out_dtype=torch.float32)
     return F.linear(hidden, weight).float()
@@ -257,7 +259,7 @@ for _schema in _SCHEMAS:
     _LIBRARY.impl(_name, _ON_META[_name], "Meta")
     _LIBRARY.impl(_name, _ON_CUDA[_name], "CUDA")
 
-# The overloads themselves: a call through the packet resolves them anew.
+# The overloads themselves: a call through the packet resolves the overload every time.
 rms_norm = torch.ops.paceline.rms_norm.default
 add_rms_norm = torch.ops.paceline.add_rms_norm.default
 rope_write = torch.ops.paceline.rope_write.default

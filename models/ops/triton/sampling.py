@@ -1,17 +1,17 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
 """Gumbel-max draws with the noise of `models.noise`, the k best of them, and the cutoff of top-k and top-p.
 
-The vocabulary is cut into chunks at fixed places, each reduced by one program, then a row's chunks by another. Noise
-and scores are computed by the native CPU kernel's own formulas (native/vec.h, native/philox.h), operation by
-operation. Nothing is sorted, nothing is drawn twice, and a row never reads another.
+The vocabulary is split into chunks at fixed places. One program reduces each chunk, another a row's chunks. Noise and
+scores follow the native CPU kernel's formulas (native/vec.h, native/philox.h), operation by operation. There is no
+sorting and no repeated draw, and a row never reads another.
 """
 
 import triton
 import triton.language as tl
 
-_LEAST = tl.constexpr(-1e30)  # the reference point of a chunk without a kept token: finite, so that no NaN arises
+_LEAST = tl.constexpr(-1e30)  # reference point of a chunk without a kept token: finite, to avoid NaN
 _NO_TOKEN = tl.constexpr(2147483647)
-_ALMOST = tl.constexpr(1.0 - 5e-7)  # a set this close to p reaches it: sums of probabilities are rounded
+_ALMOST = tl.constexpr(1.0 - 5e-7)  # a set this close to p reaches it, because sums of probabilities are rounded
 
 
 @triton.jit
@@ -79,7 +79,7 @@ def _noise(key, position, start, BLOCKS: tl.constexpr):
 
 @triton.jit
 def _scaled(logits, cutoff, temperature, row, token, V: tl.constexpr, STRIDE: tl.constexpr):
-    """(logits, whether they are kept, logits / T or -inf) of the row's tokens; at T = 0 the logits."""
+    """(logits, whether they are kept, logits / T or -inf, whether T is 0) of the row's tokens; at T = 0 the logits."""
     logit = tl.load(logits + row.to(tl.int64) * STRIDE + token, mask=token < V, other=float("-inf")).to(tl.float32)
     kept = (token < V) & (logit >= tl.load(cutoff + row))
     t = tl.load(temperature + row)
@@ -89,7 +89,7 @@ def _scaled(logits, cutoff, temperature, row, token, V: tl.constexpr, STRIDE: tl
 
 @triton.jit
 def _mass(values):
-    """(largest, but finite; sum of exp(values - it))"""
+    """(largest, but finite; sum of exp(values - largest))"""
     top = tl.maximum(tl.max(values, 0), _LEAST)
     return top, tl.sum(tl.exp(values - top), 0)
 
@@ -102,7 +102,7 @@ def sample_chunks(
     keys,  # int64 [rows]
     positions,  # int64 [rows]
     scores,  # float32 [5, rows, chunks]: best score; top and mass of scaled logits, of logits
-    tokens,  # int32 [rows, chunks]: where it is
+    tokens,  # index of the best score
     V: tl.constexpr,
     STRIDE: tl.constexpr,
     BLOCKS: tl.constexpr,
@@ -122,7 +122,7 @@ def sample_chunks(
     chunks = tl.num_programs(0)
     at = row * chunks + chunk
     part = tl.num_programs(1) * chunks
-    # A token that is not kept scores -inf, so it wins only where none is kept: in a row of NaN, the chunk's first.
+    # A token that is not kept scores -inf. It wins only if none is kept: in a row of NaN, the chunk's first.
     tl.store(tokens + at, tl.min(tl.where((score == best) & (token < V), token, _NO_TOKEN), 0))
     tl.store(scores + at, best)
     tl.store(scores + part + at, top)
@@ -205,7 +205,7 @@ def topk_chunks(
     start = chunk * (BLOCKS * 4)
     token = start + tl.arange(0, BLOCKS * 4)
     _, kept, value, greedy = _scaled(logits, cutoff, temperature, row, token, V, STRIDE)
-    if NOISE:  # noqa: SIM102 - a constant first: the branch is not compiled otherwise
+    if NOISE:  # noqa: SIM102 - a separate constant test: otherwise the branch is compiled
         if not greedy:
             noise = _noise(tl.load(keys + row), tl.load(positions + row), start, BLOCKS)
             value = tl.where(kept, value + noise, float("-inf"))
@@ -256,7 +256,7 @@ def topk_rows(
 
 @triton.jit
 def _ordered(x):
-    """uint32 that orders as the floats do; both zeros are one."""
+    """uint32 with the same order as the floats; both zeros are equal."""
     bits = (x + 0.0).to(tl.int32, bitcast=True)
     return tl.where(bits < 0, ~bits, bits | -2147483648).to(tl.uint32, bitcast=True)
 
@@ -271,8 +271,8 @@ def _float_of(ordered):
 def _largest_reaching(row_logits, divisor, top, needed, V: tl.constexpr, BLOCK: tl.constexpr, COUNT: tl.constexpr):
     """The largest ordered key t such that the tokens with keys >= t count (COUNT), or weigh, at least `needed`.
 
-    Two bits at a time from the highest, so sixteen passes; a weight is exp((logit - top) / T). Sums are monotone in
-    the set that is summed, rounded as they are: each place is always added at the same place of the same tree.
+    Two bits at a time from the highest, so sixteen passes; a weight is exp((logit - top) / T). Rounded sums are
+    monotone in the set: each element is always added at the same place of the same tree.
     """
     found = tl.full([], 0, tl.uint32)
     column = tl.arange(0, BLOCK)
@@ -337,7 +337,8 @@ def cutoff(
             logit = tl.load(row_logits + start + column, mask=start + column < V, other=float("-inf")).to(tl.float32)
             above += tl.where(logit > bound, tl.exp((logit - top) / divisor), 0.0)
             count += tl.where(logit > bound, 1.0, 0.0)
-        # Of the tokens at the bound itself, tied, as many have mass as top-k leaves room for: without top-k all.
+        # Top-k may leave room for only some of the tokens tied at the bound: only those have mass. Without top-k all
+        # do.
         limit = tl.where((k > 0) & (k < V), k, V).to(tl.float32)
         mass = tl.sum(above, 0) + (limit - tl.sum(count, 0)) * tl.exp((bound - top) / divisor)
         nucleus = _float_of(_largest_reaching(row_logits, divisor, top, p * mass * _ALMOST, V, BLOCK, False))

@@ -1,7 +1,7 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
 """One token at a time: RMS norm with or without the residual's sum, RoPE with head norms and cache write, SwiGLU.
 
-Each computes in float32 and rounds where `models.ops.reference` does. A program sees one token; none reads another's.
+Each computes in float32 and rounds where `models.ops.reference` does. A program reads one token only.
 """
 
 import triton
@@ -20,7 +20,7 @@ def rms_norm(
     WIDTH: tl.constexpr,
     ADD: tl.constexpr,
 ):
-    """Program (row): the norm of x, or with ADD of x + residual, rounded first and stored in `summed`."""
+    """Program (row): the norm of x, or with ADD of x + residual, which is rounded first and stored in `summed`."""
     row = tl.program_id(0).to(tl.int64) * SIZE
     column = tl.arange(0, WIDTH)
     inside = column < SIZE
@@ -37,7 +37,7 @@ def rms_norm(
 
 @triton.jit
 def _normed(first, second, weight, half, inside, eps, D: tl.constexpr):
-    """Both halves of heads [N, D], times rsqrt of the mean square of a head, times the weight; rounded."""
+    """Both halves of heads [N, D], times rsqrt of the head's mean square, times the weight; rounded."""
     a, b = first.to(tl.float32), second.to(tl.float32)
     scale = tl.rsqrt(tl.sum(a * a + b * b, 1) / D + eps)[:, None]
     gain_a = tl.load(weight + half, mask=inside, other=0.0).to(tl.float32)[None, :]

@@ -1,1 +1,1 @@
-"""The array work around a forward pass, slowly (reference) and fast (kernels), and what may be accepted."""
+"""The array work around a forward pass, in numpy (reference) and native (kernels), and the accept rule."""

@@ -1,4 +1,4 @@
-"""Which implementation of a step's array work this installation has: what it means is said in `reference`."""
+"""Choose the implementation of a step's array work; `reference` defines the results."""
 
 from actors.engine.batch.slots import SlotTable
 from actors.engine.batch.step.kernels import NativeSteps
@@ -9,5 +9,5 @@ StepArrays = NativeSteps | NumpySteps
 
 
 def step_arrays(table: SlotTable, block_tokens: int) -> StepArrays:
-    """The fastest implementation that is installed."""
+    """Return the fastest installed implementation."""
     return (NativeSteps if hasattr(kernels, "StepKernels") else NumpySteps)(table, block_tokens)

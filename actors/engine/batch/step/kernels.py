@@ -1,4 +1,4 @@
-"""`reference.NumpySteps` by the native extension (native/steps.h). Owns the arrays that steps are written to."""
+"""`reference.NumpySteps` by the native extension (native/steps.h). Owns the output arrays of steps."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,7 @@ _BY_DRAW = ("noise_keys", "noise_positions", "temperature")
 
 
 class NativeSteps:
-    """Over a table whose arrays stay where they are (`stop` may be replaced)."""
+    """Array work over a table with fixed array addresses (`stop` may be replaced)."""
 
     def __init__(self, table: SlotTable, block_tokens: int) -> None:
         slots = len(table.length)
@@ -82,7 +82,7 @@ class NativeSteps:
         width = 0 if drafts is None or drafts.parents is None else drafts.parents.shape[1] + 1
         blocks = -(-max_context // self._block_tokens)
         shape = (total, len(plan.slots), blocks, sampled, truncated, width)
-        if shape != self._shape:  # Views of the same memory serve every step of this shape.
+        if shape != self._shape:  # views of the same memory serve every step of this shape
             self._shape, self._views = shape, self._cut(*shape)
         return StepRows(self._views, most, max_context, sampled, truncated)
 

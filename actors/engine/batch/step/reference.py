@@ -1,4 +1,4 @@
-"""A step's array work in numpy: what the native kernels must equal, and the way without them."""
+"""A step's array work in numpy: the oracle of the native kernels, and the fallback without them."""
 
 from dataclasses import replace
 
@@ -21,22 +21,23 @@ from contracts.rollout import FinishReason
 
 
 class NumpySteps:
-    """Over one SlotTable."""
+    """Array work over one SlotTable."""
 
     def __init__(self, table: SlotTable, block_tokens: int) -> None:
         self._table, self._block_tokens = table, block_tokens
 
     def resize(self, max_rows: int, mask_bytes: int) -> None:
-        """Make room for the largest step. Here every step makes its own arrays."""
+        """Reserve memory for the largest step. No effect here: every step allocates its own arrays."""
 
     def clean(
         self, slots: Int64Array, tokens: object, counts: object, parents: object, depth: int, nodes: int, vocab: int
     ) -> tuple[StepDrafts, bool] | None:
-        """Untrusted drafts of the requests in `slots`, each cut at its first unusable node: outside the vocabulary,
-        past `nodes` or the request's limit, a parent that does not come before it, deeper than `depth`, a twin of a
-        sibling. Puts them into the token table. The flag: some request needs KV blocks that it has not got.
+        """Cut untrusted drafts of the requests in `slots` at the first unusable node, and put them into the token
+        table.
 
-        None if nothing usable is left or the arrays make no sense (wrong rank, wrong number of requests, not integers).
+        Unusable: outside the vocabulary, past `nodes` or the request's limit, a parent that does not come before it,
+        deeper than `depth`, a duplicate of a sibling. The returned flag: some request needs more KV blocks. Returns
+        None if nothing usable is left or the arrays are malformed (wrong rank, wrong number of requests, not integers).
         """
         table, requests = self._table, len(slots)
         arrays = as_drafts(tokens, counts, requests)
@@ -77,8 +78,9 @@ class NumpySteps:
         ), short
 
     def rows(self, plan: StepPlan, drafts: StepDrafts | None) -> StepRows:
-        """Known tokens that are not in the cache yet, then drafts: K/V slots follow one another, positions follow the
-        branch, a draw's noise position follows its row's."""
+        """Build the rows of a forward: known tokens without K/V, then drafts.
+
+        K/V slots are consecutive, positions follow the branch, a draw's noise position follows its row's."""
         table, size, slots = self._table, self._block_tokens, plan.slots
         first = table.computed[slots]  # [R] position of each request's first row
         count = plan.rows if drafts is None else plan.rows + drafts.counts
@@ -124,11 +126,12 @@ class NumpySteps:
         drafts: StepDrafts | None,
         progress_every: int,
     ) -> Settled:
-        """The accept rule: from the last known token on, take the target's draw; go on while it is among the children
-        drafted there, and neither a stop token nor the request's last. Draws [N] are those of `rows`, in order.
+        """Apply the accept rule: from the last known token on, take the target's draw.
 
-        Enters tokens, log-probs and lengths into the table. Every emitted token is the target's own draw at its
-        position: tokens are the same with and without speculation, whatever was drafted.
+        Continue while the draw is among the children drafted there, and neither a stop token nor the request's last.
+        Draws [N] are those of `rows`, in order. Writes tokens, log-probs and lengths into the table. Every emitted
+        token is the target's own draw at its position, so tokens are the same with and without speculation, whatever
+        was drafted.
         """
         table = self._table
         table.computed[plan.slots] += plan.rows
@@ -155,7 +158,7 @@ class NumpySteps:
         table.tokens[rows, places] = tokens[source[kept]]
         table.logprobs[rows, places] = logprobs[source[kept]]
         table.logprobs_t1[rows, places] = logprobs_t1[source[kept]]
-        # K/V of accepted drafts stand; those behind are overwritten before they can be read.
+        # K/V of accepted drafts stay; later ones are overwritten before they can be read
         table.length[slots], table.computed[slots] = length + emitted, length + emitted - 1
         table.spared_steps[slots] += emitted - 1
         over = stopped | (emitted == remaining)
@@ -171,7 +174,8 @@ class NumpySteps:
         return replace(settled, emitted=emitted, accepted=accepted, accepted_tokens=stood, path=path, moves=moves)
 
     def _moves(self, slots: Int64Array, length: Int64Array, path: Int64Array, emitted: Int64Array) -> Int64Array | None:
-        """Node column path[r, j], at K/V position length[r] - 1 + path[r, j], belongs to length[r] - 1 + j."""
+        """K/V slots (from, to): column path[r, j], at position length[r] - 1 + path[r, j], moves to length[r] - 1 +
+        j."""
         step = np.arange(path.shape[1])
         row, place = ((path != step) & (step < emitted[:, None])).nonzero()
         if not len(row):
@@ -183,7 +187,8 @@ class NumpySteps:
 
 
 def _tree(counts: Int64Array, parents: Int64Array, depths: Int64Array) -> tuple[NDArray[np.uint8], Int64Array]:
-    """(mask [T, K+1]: which rows of its request each row sees; depths [T]) of the rows of R trees, roots included."""
+    """Return (mask [T, K+1]: which rows of its request each row sees; depths [T]) of the rows of R trees, with
+    roots."""
     requests, width = parents.shape
     sees = np.zeros((requests, width + 1, width + 1), np.uint8)
     sees[:, 0, 0] = 1

@@ -1,4 +1,4 @@
-"""The accept rule: a drafted token stands exactly when it equals the target model's own draw. Pure array functions.
+"""The accept rule: a drafted token is accepted if and only if it equals the target's own draw. Pure array functions.
 
 With drafts of length 0 this is plain decoding: one draw per request, always emitted. Because every emitted token is the
 target's own draw at its position, tokens are the same with and without speculation, whatever was drafted.
@@ -14,7 +14,7 @@ BoolArray = NDArray[np.bool_]
 def accept(
     draws: Int64Array, drafts: Int64Array, stop: Int64Array, remaining: Int64Array
 ) -> tuple[Int64Array, Int64Array, BoolArray]:
-    """How many draws of each request stand, where drafts are chains.
+    """Count the accepted draws of each request, for chains.
 
     draws [R, K+1]: the target's draw after each drafted prefix (column 0: after no draft). drafts [R, K], padded with
     -1 (which no draw equals). stop [R, n_stop] padded with -1. remaining [R] >= 1: tokens until the request's limit.
@@ -53,8 +53,8 @@ def walk(draws: Int64Array, tokens: Int64Array, parents: Int64Array) -> tuple[In
 def accept_tree(
     draws: Int64Array, tokens: Int64Array, parents: Int64Array, stop: Int64Array, remaining: Int64Array
 ) -> tuple[Int64Array, Int64Array, BoolArray, Int64Array]:
-    """As `accept`, for trees; also the path [R, K+1] of `walk`: emitted token j of request r is
-    draws[r, path[r, j]]."""
+    """Same as `accept`, for trees. Also returns the path [R, K+1] of `walk`: emitted token j of request r is draws[r,
+    path[r, j]]."""
     path, agreed = walk(draws, tokens, parents)
     emitted, accepted, stopped = _emit(np.take_along_axis(draws, path, axis=1), agreed, stop, remaining)
     return emitted, accepted, stopped, path
@@ -63,7 +63,7 @@ def accept_tree(
 def _emit(
     sequence: Int64Array, agreed: Int64Array, stop: Int64Array, remaining: Int64Array
 ) -> tuple[Int64Array, Int64Array, BoolArray]:
-    """The agreed drafts and one draw more, cut at the limit and behind the first stop token."""
+    """Return the agreed drafts plus one draw, cut at the limit and behind the first stop token."""
     emitted = np.minimum(agreed + 1, remaining)
     is_stop = (sequence[:, :, None] == stop[:, None, :]).any(axis=2)
     first_stop = np.where(is_stop.any(axis=1), is_stop.argmax(axis=1), sequence.shape[1])

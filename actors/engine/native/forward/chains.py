@@ -1,6 +1,6 @@
-"""Chains of drafts by a copy of the target over the target's own KV cache, on CPU. Owns the order of the passes.
+"""Chains of drafts by a copy of the target over the target's own KV cache, on CPU.
 
-What is written is provisional (`drafter.protocol.TargetPasses`): it never decides how far, and never verifies.
+The written K/V are provisional (`drafter.protocol.TargetPasses`). The caller sets the depth and verifies.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ class CpuChains:
     def __init__(self, table: SlotTable, cache: KVCache) -> None:
         self._table, self._cache = table, cache
         self.captured = False
-        self._copy: Transformer | None = None  # whose chains `_native` computes
+        self._copy: Transformer | None = None  # the copy of `_native`
         self._native: ops.DraftChain | None = None
 
     def plan_graphs(
@@ -35,7 +35,7 @@ class CpuChains:
         graph_capture: GraphCapture,
         truncated: bool = False,
     ) -> None:
-        """Nothing: there are no graphs on a CPU."""
+        """No effect: there are no graphs on a CPU."""
 
     def chain(
         self, copy: Transformer, batch: BatchView, depth: int, *, logits: bool = False
@@ -71,7 +71,8 @@ class CpuChains:
     def separate_passes(
         self, copy: Transformer, batch: BatchView, depth: int, *, logits: bool = False
     ) -> tuple[Int64Array, Tensor | None]:
-        """`chain` as passes of the copy's own modules: what the native call must equal, and what there is without."""
+        """Same as `chain`, by passes of the copy's own modules: the oracle of the native call, and the fallback without
+        it."""
         requests = len(batch.slots)
         counts = np.minimum(batch.room, depth)
         tokens = np.full((requests, depth), -1, np.int64)
@@ -89,7 +90,7 @@ class CpuChains:
         return tokens, kept
 
     def _pass(self, copy: Transformer, batch: BatchView, rows: Int64Array, last: Int64Array, level: int) -> Tensor:
-        """Logits [N, V] behind the `last` token of each of those requests, which is `level` behind the known ones."""
+        """Return logits [N, V] behind the `last` token of those requests, `level` tokens behind the known ones."""
         positions, slots = batch.lengths[rows] - 1 + level, batch.slots[rows]
         tables, block_tokens = self._table.block_tables[slots], self._cache.block_tokens
         blocks = tables[np.arange(len(rows)), positions // block_tokens].astype(np.int64)
@@ -106,7 +107,7 @@ class CpuChains:
         return copy.logits(copy(torch.from_numpy(last), context))
 
     def _draw(self, logits: Tensor, batch: BatchView, rows: Int64Array, level: int) -> tuple[Int64Array, Tensor]:
-        """Tokens [N], and the smallest logits that might have been drawn, [N]."""
+        """Return tokens [N], and the smallest logit that each draw could have, [N]."""
         temperature, top_k, top_p, keys = (
             torch.from_numpy(each[rows]) for each in (batch.temperatures, batch.top_k, batch.top_p, batch.noise_keys)
         )

@@ -24,8 +24,8 @@ MakeMemory = Callable[[int, torch.device], KVMemory]
 class KVCache:
     """Keys and values per layer, [slots, Hkv, D], slots = blocks * block_tokens, in the model's dtype.
 
-    `all_keys` and `all_values` are those of all layers, [layers, slots, Hkv, D]. Between `sleep` and `wake` none of
-    them may be touched.
+    `all_keys` and `all_values` are those of all layers, [layers, slots, Hkv, D]. None of them may be used between
+    `sleep` and `wake`.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class KVCache:
         device: torch.device | str,
         make_memory: MakeMemory = kv_memory,
     ) -> None:
-        """make_memory: what holds so many bytes on a device."""
+        """make_memory: allocates this many bytes on a device."""
         self.block_tokens, self._dtype = block_tokens, dtype
         self._shape = (2, config.num_layers, blocks * block_tokens, config.num_kv_heads, config.head_dim)
         self._memory = make_memory(math.prod(self._shape) * dtype.itemsize, torch.device(device))
@@ -48,13 +48,13 @@ class KVCache:
         self.keys, self.values = list(self.all_keys.unbind(0)), list(self.all_values.unbind(0))
 
     def sleep(self) -> None:
-        """Give the memory back; what it held is lost."""
-        self.all_keys = self.all_values = torch.empty(0)  # no view may hold the memory
+        """Release the memory; its contents are lost."""
+        self.all_keys = self.all_values = torch.empty(0)  # no view may keep the memory alive
         self.keys, self.values = [], []
         self._memory.sleep()
 
     def wake(self) -> bool:
-        """Have memory again. Whether every address is what it was."""
+        """Allocate memory again. Return whether every address is unchanged."""
         stays = self._memory.wake()
         self._view()
         return stays
@@ -66,7 +66,7 @@ class KVCache:
             blocks[:, target] = blocks[:, source]
 
     def move(self, moves: NDArray[np.int64]) -> None:
-        """On CPU: copy K/V between slots, every layer: [2, N], (from, to), no slot written before it is read."""
+        """Copy K/V between slots on CPU, every layer: [2, N], (from, to), no slot written before it is read."""
         if not hasattr(kernels, "move_rows"):
             self.move_slots(*torch.from_numpy(moves))
             return
@@ -76,7 +76,7 @@ class KVCache:
             kernels.move_rows(cache.data_ptr(), layers, slots, row_bytes, moves, moves.shape[1])  # type: ignore[union-attr]
 
     def move_slots(self, source: Tensor, target: Tensor) -> None:
-        """`move` with int64 [N] tensors of the cache's device."""
+        """Same as `move` with int64 [N] tensors of the cache's device."""
         with torch.inference_mode():
             for cache in (self.all_keys, self.all_values):
                 cache[:, target] = cache[:, source]
@@ -91,13 +91,13 @@ class CachedContext:
     kv_slots: Tensor  # int64 [T], where each row's K/V go
     block_tables: Tensor  # int32 [R, M]
     query_offsets: Tensor  # int32 [R + 1]
-    context_lens: Tensor  # int32 [R], this step's rows included
+    context_lens: Tensor  # int32 [R], with this step's rows
     max_query: int
     max_context: int
     tree_mask: Tensor | None = None  # uint8 [T, W], see ops.paged_attention
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """q [T, Hq, D], k and v [T, Hkv, D] -> [T, Hq, D]; k and v enter the cache first."""
+        """Write k and v to the cache, then attend: q [T, Hq, D], k and v [T, Hkv, D] -> [T, Hq, D]."""
         keys, values = self.cache.keys[layer], self.cache.values[layer]
         ops.write_kv(k, v, keys, values, self.kv_slots)
         return ops.paged_attention(

@@ -1,8 +1,9 @@
-"""A Transformer's forward on CUDA as ten kernels per layer (`models.ops.triton`), eager or captured. Owns their order.
+"""A Transformer's forward on CUDA as ten kernels per layer (`models.ops.triton`), eager or captured.
 
-It carries the residual stream beside a layer's output, so that one kernel adds and normalises, and computes what
-`models.transformer` does, to rounding: norm, qkv, norm and RoPE with cache write, attention (split, merge), o, add and
-norm, gate and up, SwiGLU, down. Rows are packed, a request may bring any number of them, nothing waits for the host.
+The residual stream is kept beside a layer's output, so that one kernel adds and normalises. Results equal
+`models.transformer` up to rounding. Order: norm, qkv, norm and RoPE with cache write, attention (split, merge), o, add
+and norm, gate and up, SwiGLU, down. Rows are packed, a request may have any number of them, and the host is never
+awaited.
 """
 
 from typing import Any
@@ -20,10 +21,10 @@ from models.transformer import Block, LowBitProjection, Projection, Transformer
 
 
 class DecoderForward:
-    """`model(tokens, context)` by kernels, for inference. Weights are read where they are."""
+    """`model(tokens, context)` by kernels, for inference. Weights are read in place."""
 
     def __init__(self, model: Transformer, recorded: tuple[int, ...] = ()) -> None:
-        """recorded: layers whose outputs stand before the final state in every row."""
+        """recorded: layers whose outputs precede the final state in every row."""
         self._model, self._recorded = model, recorded
         self._blocks = [block for block in model.blocks if isinstance(block, Block)]
         self._direct = operators.is_direct(model.embed_tokens.weight)
@@ -31,7 +32,7 @@ class DecoderForward:
 
     @staticmethod
     def supports(model: Transformer) -> bool:
-        """Whether the model is ours, unchanged or one rank's part of it, of a dtype with kernels."""
+        """Return whether the model is ours, unchanged or one rank's part of it, of a dtype with kernels."""
         return type(model) in (Transformer, RankTransformer) and model.embed_tokens.weight.dtype in (
             torch.float32,
             torch.bfloat16,

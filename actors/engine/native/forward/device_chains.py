@@ -1,11 +1,11 @@
-"""Chains of draws by a copy of the target on a device, over the target's own KV cache: one upload of what the host
-knows, passes that feed each other, one download at the end.
+"""Chains of draws by a copy of the target on a device, over the target's own KV cache: one upload of the host's arrays,
+passes that feed each other, one download at the end.
 
-Owns where a chain's arrays and results lie, and the graphs captured for chains: one per number of requests and depth,
-in the memory that the target's graphs share. A request with less room than the others goes through all passes too: its
-rows behind that room write into the trash block and see what they may see, so that no shape depends on room. What no
-graph holds runs eagerly, and after a failed capture everything does. The copy's weights are changed in place, so graphs
-outlive them; a KV cache that moved makes them useless (`forget`).
+Manages the buffers of chains, and their graphs: one per number of requests and depth, in the memory shared with the
+target's graphs. A request with less room than the others also runs all passes. Its rows beyond that room write into the
+trash block and see only valid keys, so that no shape depends on room. Chains without a graph run eagerly; after a
+failed capture all do. The copy's weights are changed in place, so graphs stay valid; a moved KV cache invalidates them
+(`forget`).
 """
 
 import logging
@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, order=True)
 class ChainShape:
-    """`depth` draws for up to `requests` requests."""
+    """Shape of a chain: `depth` draws for up to `requests` requests."""
 
     requests: int
     depth: int
@@ -46,7 +46,7 @@ class ChainShape:
 
 
 class ChainLayout(Layout):
-    """Where the arrays of one shape lie: those that a pass has for itself stand pass by pass."""
+    """Positions of one shape's arrays; arrays that differ per pass are stored pass by pass."""
 
     def __init__(self, shape: ChainShape, trash_slot: int, block_tokens: int) -> None:
         self.shape, self._block_tokens = shape, block_tokens
@@ -67,7 +67,7 @@ class ChainLayout(Layout):
         super().__init__([*parts, ("block_tables", np.int32, (shape.columns, requests), 0)])
 
     def passes(self, memory: Tensor) -> list[DeviceStep]:
-        """The arrays of each pass as views of a device buffer; `tokens` are those of the first."""
+        """Return each pass's arrays as views of a device buffer; `tokens` are those of the first."""
         views: dict[str, Any] = dict.fromkeys(("top_k", "top_p")) | self.tensors(memory)
         tables = views.pop("block_tables").t()
         own = {name: views.pop(name) for name in ("positions", "kv_slots", "noise_positions", "context_lens")}
@@ -87,8 +87,9 @@ class ChainLayout(Layout):
     def write(
         self, views: Mapping[str, Array], batch: BatchView | None, tables: NDArray[np.int32], last_position: int
     ) -> int:
-        """The batch's arrays, or nobody's at all, into `views` of `host`; bytes from the start that count. tables: of
-        the batch's requests, [R, columns that are used]. Every region is written whole."""
+        """Write the batch's arrays, or only padding, into `views` of `host`; return the number of used bytes.
+
+        tables: of the batch's requests, [R, used columns]. Every region is written whole."""
         shape, views = self.shape, dict(views)
         table_view, places = views.pop("block_tables"), self._offsets["block_tables"]
         for name, view in views.items():
@@ -99,8 +100,8 @@ class ChainLayout(Layout):
             return places
         present, lengths = len(batch.slots), batch.lengths
         levels = np.arange(shape.depth)[:, None]
-        # The last known token's own place is there, whatever the room; a row behind the room sees what the last one
-        # within it sees: keys that are there.
+        # The last known token's slot exists, whatever the room. A row beyond the room attends to the same keys as the
+        # last row within it, which exist.
         rows = np.clip(np.minimum(batch.room, shape.depth), 1, None)
         positions = np.minimum(lengths - 1 + levels, last_position)
         owned = lengths - 1 + np.minimum(levels, rows - 1)
@@ -123,10 +124,10 @@ class ChainLayout(Layout):
 
 @dataclass(slots=True)
 class _Frame:
-    """A layout in the buffers that there are, and the chain's graph where there is one."""
+    """A layout in the present buffers, and the chain's graph, if captured."""
 
     layout: ChainLayout
-    hosts: list[dict[str, Array]]  # of each pinned buffer of the upload
+    hosts: list[dict[str, Array]]  # for each pinned buffer of the upload
     passes: list[DeviceStep]
     replay: Replay | None = None
 
@@ -134,8 +135,8 @@ class _Frame:
 class DeviceChains:
     """`TargetPasses` of an engine on a device, for the requests in the slots of `table`.
 
-    trash_slot: the first K/V slot behind those of requests. keep_logits: captured chains leave them, for drafts that
-    are verified by rejection.
+    trash_slot: the first K/V slot behind those of requests. keep_logits: captured chains store logits, for verification
+    by rejection.
     """
 
     def __init__(
@@ -174,7 +175,7 @@ class DeviceChains:
 
     @torch.inference_mode()
     def capture(self) -> None:
-        """Capture what is planned and is not captured yet, on rows of nobody."""
+        """Capture the planned chains that are missing, on padding rows."""
         for requests, depth in self._planned:
             frame = self._frame(ChainShape(requests, depth, self._columns, self._truncated))
             if frame.replay is None and self._graph_capture is not None:
@@ -182,7 +183,7 @@ class DeviceChains:
                 self._record(frame)
 
     def forget(self) -> None:
-        """What the graphs read or write lies elsewhere now, or nowhere."""
+        """Drop the graphs: memory that they use has moved or was freed."""
         if any(frame.replay is not None for frame in self._frames.values()) and self._graph_capture is not None:
             self._graph_capture.reset()
         self._frames.clear()
@@ -206,7 +207,7 @@ class DeviceChains:
             self._vocab, self._last_position = copy.config.vocab_size, copy.config.max_position_embeddings - 1
 
     def _make_room(self, depth: int) -> None:
-        """Buffers for chains of such a depth by all requests. Larger ones lie elsewhere."""
+        """Allocate buffers for chains of this depth by all requests. Larger buffers have new addresses."""
         if depth <= self._depth:
             return
         self.forget()
@@ -218,7 +219,7 @@ class DeviceChains:
         draws = depth * self._slots
         self._tokens = torch.empty(2 * draws, dtype=torch.int32, device=self._device)
         self._download = Download(2 * draws, self._device)
-        # Outside of the graphs' memory, and so valid until the next chain.
+        # outside of the graphs' memory, so valid until the next chain
         kept = draws * self._vocab if self._keep_logits else 0
         self._logits = torch.empty(kept, dtype=torch.float32, device=self._device)
         self._no_cutoff = torch.full((self._slots,), -torch.inf, device=self._device)
@@ -267,12 +268,12 @@ class DeviceChains:
         return found, None if kept is None else kept[:, :present].transpose(0, 1)
 
     def _kept(self, frame: _Frame) -> Tensor:
-        """The logits of a captured chain, [depth, requests, V]."""
+        """Logits of a captured chain, [depth, requests, V]."""
         shape, vocab = frame.layout.shape, self._vocab
         return self._logits[: shape.depth * shape.requests * vocab].view(shape.depth, shape.requests, vocab)
 
     def _compute(self, frame: _Frame, kept: Tensor | None) -> None:
-        """All passes: what a graph does. Leaves the tokens, and in `kept` [depth, requests, V] the logits."""
+        """Run all passes, as in a graph. Stores the tokens, and the logits in `kept` [depth, requests, V]."""
         copy, shape = self._copy, frame.layout.shape
         assert copy is not None
         drawn: list[Tensor] = []

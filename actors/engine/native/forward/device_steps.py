@@ -1,7 +1,7 @@
-"""A step on a device: one upload of small arrays, forward, head and draws, one download, one wait. Owns its buffers.
+"""One step on a device: one upload of small arrays, forward, head and draws, one download, one wait.
 
-The same computation runs eagerly and inside graphs (`graphs`). Where kernels are missing (no Triton, another model), it
-is torch's operations, eager always. It never decides what runs, nor what a draw means.
+The same computation runs eagerly and inside graphs (`graphs`). Without kernels (no Triton, another model), it is
+torch's operations, always eager. The scheduler chooses the rows, the engine interprets the draws.
 """
 
 import logging
@@ -27,13 +27,13 @@ from models.transformer import Transformer, final_states
 from policies.speculation.graph_plan import CapturePlan
 
 _log = logging.getLogger(__name__)
-_WORDS = 4  # int32 words of a draw: token (2) and its two log-probabilities
+_WORDS = 4  # int32 words per draw: token (2) and its two log-probabilities
 Forward = Callable[[DeviceStep, KVCache], tuple[Tensor, Tensor]]
 
 
 class DeviceSteps:
-    """Runs steps of at most `slots` requests on the device of `model`. With a `graph_capture` steps that fit a graph
-    of the plan are replayed."""
+    """Runs steps of at most `slots` requests on the device of `model`. With a `graph_capture`, steps that fit a planned
+    graph are replayed."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class DeviceSteps:
         self._kept, self._logits = self._outputs(0)
 
     def resize(self, max_rows: int, mask_width: int) -> None:
-        """Make room for steps of so many rows, with masks so wide."""
+        """Allocate buffers for steps of this many rows, with masks of this width."""
         most = StepShape(
             requests=self._slots,
             rows=max_rows,
@@ -100,7 +100,7 @@ class DeviceSteps:
             self._graphs.forget()
         size_bytes = StepLayout(most, self._trash_slot, self._cache.block_tokens, self._work).size_bytes
         self._upload = Upload(size_bytes, self._device)
-        # Copies of blocks before a step, moves of accepted nodes and drafted rows after it.
+        # block copies before a step, moves of accepted nodes and drafted rows after it
         self._moves = Upload(8 * 5 * max(max_rows, 2 * self._slots), self._device, buffers=4)
         self._results = torch.empty(_WORDS * max_rows, dtype=torch.int32, device=self._device)
         self._download = Download(_WORDS * max_rows, self._device)
@@ -108,11 +108,11 @@ class DeviceSteps:
 
     @property
     def captured(self) -> int:
-        """Graphs captured so far."""
+        """Number of captured graphs."""
         return 0 if self._graphs is None else self._graphs.captured
 
     def plan_graphs(self, plan: CapturePlan) -> None:
-        """Which graphs there shall be; captures what is missing."""
+        """Set the planned graphs, and capture the missing ones."""
         if self._graphs is None:
             return
         self._graphs.replace(plan)
@@ -128,27 +128,27 @@ class DeviceSteps:
                 self._graphs.capture_all(self._upload)
 
     def _outputs(self, rows: int) -> tuple[Tensor, Tensor]:
-        """Where graphs leave kept rows and, for rejection sampling, logits: outside of their pool."""
+        """Allocate the graphs' outputs, outside of their pool: kept rows and, for rejection sampling, logits."""
         weight, vocab = self._model.embed_tokens.weight.detach(), self._model.config.vocab_size
         logits = torch.empty(rows if self._rejection else 0, vocab, dtype=torch.float32, device=self._device)
         return weight.new_empty(rows, self._width if self._keep_rows else 0), logits
 
     def moved(self) -> None:
-        """The KV cache, or the weights, lie elsewhere: capture again."""
+        """Capture again: the KV cache, or the weights, have moved."""
         if self._graphs is not None:
             self._graphs.forget()
             self._capture()
 
     def copy_blocks(self, copies: Int64Array) -> None:
-        """KV blocks, [2, N] (from, to)."""
+        """Copy KV blocks, [2, N] (from, to)."""
         self._cache.copy_blocks(*self._moves.numbers(copies))
 
     def move(self, moves: Int64Array) -> None:
-        """K/V slots, [2, N] (from, to)."""
+        """Copy K/V slots, [2, N] (from, to)."""
         self._cache.move_slots(*self._moves.numbers(moves))
 
     def run(self, rows: StepRows, drafts: StepDrafts | None) -> Draws:
-        """The step's rows, and the draws from them."""
+        """Return the step's rows, and the draws from them."""
         offsets: Any = rows.arrays["query_offsets"]
         rejected = self._rejection and drafts is not None and drafts.parents is None
         drafted = self._moves.numbers(DraftedRows.of(rows, drafts).packed) if rejected and drafts is not None else None
@@ -185,7 +185,7 @@ class DeviceSteps:
         return self._fetch(rows.sampled, rows.sampled, computed, offsets, captured)
 
     def _replayed(self, step: DeviceStep) -> None:
-        """What a graph does: every row is drawn from."""
+        """The body of a graph; every row is drawn from."""
         computed, hidden = self._forward(step, self._cache)
         logits = self._model.logits(hidden)
         self._draw(logits, step)
@@ -201,14 +201,14 @@ class DeviceSteps:
         return ops.cutoff(logits, step.temperature, step.top_k, step.top_p)
 
     def _draw(self, logits: Tensor, step: DeviceStep) -> None:
-        """Tokens and log-probabilities into the results: three kernels, with a truncated row more."""
+        """Write tokens and log-probabilities to the results: three kernels, one more with truncation."""
         cutoff = self._cutoff(logits, step)
         drawn = ops.sample(logits, cutoff, step.temperature, step.noise_keys, step.noise_positions)
         words = [part.view(torch.int32) for part in drawn]
         torch.cat(words, out=self._results[: _WORDS * len(logits)])
 
     def _reject(self, logits: Tensor, step: DeviceStep, drafted: Tensor, distributions: Tensor | None) -> None:
-        """Coupled draws in the results become those of rejection sampling."""
+        """Replace the coupled draws in the results by those of rejection sampling."""
         count = len(logits)
         words = self._results[: _WORDS * count]
         tokens, logprobs = words[: 2 * count].view(torch.int64), words[2 * count :].view(torch.float32)
@@ -216,7 +216,7 @@ class DeviceSteps:
         reject(logits, self._cutoff(logits, step), step, drawn, drafted, distributions)
 
     def _fetch(self, draws: int, total: int, rows: Tensor, offsets: Any, captured: bool) -> Draws:
-        """The first `draws` of `total` results, on the host: the step's one wait."""
+        """Download the first `draws` of `total` results: the step's one wait."""
         words = self._download.fetch(self._results[: _WORDS * total])
         return Draws(
             tokens=words[: 2 * total].view("int64")[:draws],
@@ -229,18 +229,18 @@ class DeviceSteps:
 
 
 def has_kernels(model: Transformer) -> bool:
-    """Whether this model's forward on its device is kernels, which graphs can be captured of."""
+    """Return whether kernels compute this model's forward on its device, so that graphs can be captured."""
     weight = model.embed_tokens.weight.detach()
     return DecoderForward.supports(model) and (weight.is_cpu or operators_take(weight))
 
 
 def forward_of(model: Transformer, recorded: tuple[int, ...] = ()) -> Forward:
-    """By kernels, or where there are none by the model itself: (rows with recorded layers, final states)."""
+    """Return the forward, by kernels if possible, else by the model: (rows with recorded layers, final states)."""
     return DecoderForward(model, recorded) if has_kernels(model) else _Reference(model, recorded)
 
 
 class _Reference:
-    """The model's own forward, where there are no kernels for it."""
+    """The model's own forward, where kernels are missing."""
 
     def __init__(self, model: Transformer, recorded: tuple[int, ...]) -> None:
         self._model, self._recorded = model, recorded

@@ -1,4 +1,4 @@
-"""What a step's forward hands back. Owns the shape only."""
+"""Result type of a step's forward."""
 
 from dataclasses import dataclass
 
@@ -16,12 +16,12 @@ class Draws:
     tokens: Int64Array  # [N]
     logprobs: Float32Array  # [N], of the sampling distribution
     logprobs_t1: Float32Array  # [N], at temperature 1 without truncation
-    rows: torch.Tensor  # [T, W] as in contracts.records, of all rows; nobody writes it again
+    rows: torch.Tensor  # [T, W] as in contracts.records, of all rows; never written again
     offsets: NDArray[np.int32]  # [R + 1], rows of the plan's requests
-    captured: bool = False  # a graph was captured for this step: its time says nothing
+    captured: bool = False  # a graph was captured in this step: ignore its time
 
 
 def nothing_drawn(rows: torch.Tensor, offsets: NDArray[np.int32]) -> Draws:
-    """Of a step of prompt chunks that end before their prompts do."""
+    """Return the result of a step whose prompt chunks all end before their prompts do."""
     none = np.zeros(0, np.float32)
     return Draws(tokens=np.zeros(0, np.int64), logprobs=none, logprobs_t1=none, rows=rows, offsets=offsets)

@@ -1,7 +1,6 @@
-"""A Transformer's weights as one `ops.DecoderStack`. Owns which models go through it.
+"""A Transformer's weights as one `ops.DecoderStack`, for the supported models.
 
-Both it and the modules compute the same numbers with the same kernels; the stack spares a step a dozen calls from
-Python per layer.
+Stack and modules compute the same numbers with the same kernels; the stack saves a step a dozen Python calls per layer.
 """
 
 from typing import Any
@@ -14,7 +13,7 @@ from models.transformer import Block, LowBitProjection, Transformer
 
 
 def stack_weights(model: Transformer) -> tuple[list[ops.StackLayer], Tensor, Tensor, Tensor, Tensor]:
-    """Layers, embedding, final norm, and cosines and sines of every position."""
+    """Return layers, embedding, final norm, and cosines and sines of every position."""
     angles = model.rope.table(model.embed_tokens.weight.device)
     blocks = [block for block in model.blocks if isinstance(block, Block)]
     layers = [block.stack_layer(block.input_norm.weight) for block in blocks]
@@ -22,7 +21,7 @@ def stack_weights(model: Transformer) -> tuple[list[ops.StackLayer], Tensor, Ten
 
 
 def draft_chain(copy: Transformer) -> ops.DraftChain | None:
-    """Chains of drafts by this copy of a target (`models.low_bit_copy`) as native calls; None where there are none."""
+    """Return native chains of drafts by this copy of a target (`models.low_bit_copy`); None if unsupported."""
     if not FusedForward.supports(copy) or not ops.DraftChain.supports(copy.embed_tokens.weight, copy.config.head_dim):
         return None
     head = copy.lm_head.stored if isinstance(copy.lm_head, LowBitProjection) else copy.head_weight
@@ -30,14 +29,14 @@ def draft_chain(copy: Transformer) -> ops.DraftChain | None:
 
 
 class FusedForward:
-    """`model(tokens, context)` as one native call, for inference on CPU. Build it after `pack_weights`."""
+    """`model(tokens, context)` as one native call, for inference on CPU. Construct it after `pack_weights`."""
 
     def __init__(self, model: Transformer) -> None:
         self.stack = ops.DecoderStack(*stack_weights(model), **_shape(model))
 
     @staticmethod
     def supports(model: Transformer) -> bool:
-        """Whether the model is ours, on CPU and of a dtype, or format of few bits, with kernels."""
+        """Return whether the model is ours, on CPU and of a dtype, or low-bit format, with kernels."""
         weight = model.embed_tokens.weight
         if model.low_bit is not None and "cpu" not in model.low_bit.devices:
             return False
@@ -47,7 +46,7 @@ class FusedForward:
         self.stack.refresh()
 
     def __call__(self, tokens: Tensor, context: CachedContext) -> Tensor:
-        """tokens int64 [T] -> hidden states after the final norm [T, H]; the rows' K/V enter the cache."""
+        """Map tokens int64 [T] to hidden states after the final norm [T, H]; the rows' K/V are written to the cache."""
         cache = context.cache
         return self.stack(
             tokens,

@@ -22,11 +22,11 @@ from models.staging import Upload
 from policies.speculation.graph_plan import CapturePlan, GraphShape
 
 _log = logging.getLogger(__name__)
-CAPTURE_LIMIT_S = 60.0  # of one round of captures; the rest follow when they come up
+CAPTURE_LIMIT_S = 60.0  # of one round of captures; the rest are captured at first use
 
 
 class CudaGraphCapture:
-    """torch.cuda.graph over one memory pool. Graphs of a pool must not be replayed at once; an engine's never are."""
+    """torch.cuda.graph over one memory pool. Graphs of a pool must not run concurrently; an engine's never do."""
 
     def __init__(self) -> None:
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -38,18 +38,18 @@ class CudaGraphCapture:
 
     def record(self, compute: Callable[[], None]) -> Replay:
         try:
-            # What happens once only (kernel choices, library handles, tables) must not be captured: run it first, on
-            # the stream of the capture, as the libraries' workspaces belong to a stream.
+            # Run one-time work first (kernel choices, library handles, tables), which must not be captured. Use the
+            # stream of the capture, since the libraries' workspaces belong to a stream.
             self._stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self._stream):
                 compute()
             torch.cuda.current_stream().wait_stream(self._stream)
             graph = torch.cuda.CUDAGraph()
-            # thread_local: what other threads of the process do is no reason to fail.
+            # thread_local: other threads of the process must not make the capture fail
             with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
                 compute()
         except kernel_errors():
-            torch.cuda.synchronize()  # the caller goes on without: nothing of this may still be running
+            torch.cuda.synchronize()  # the caller continues without: nothing of this may still be running
             raise
         replay: Replay = graph.replay
         return replay
@@ -57,20 +57,20 @@ class CudaGraphCapture:
 
 @dataclass(slots=True)
 class StepGraph:
-    """A graph, captured or not yet, and where its step's arrays lie."""
+    """A graph, captured or not yet, and its step's arrays."""
 
     layout: StepLayout
-    hosts: list[dict[str, Array]]  # of each pinned buffer of the upload
+    hosts: list[dict[str, Array]]  # for each pinned buffer of the upload
     step: DeviceStep
     replay: Replay | None = None
 
     def write(self, upload: Upload, rows: StepRows | None) -> None:
-        """The step's arrays into the device's buffer; None: nobody's rows only."""
+        """Upload the step's arrays to the device's buffer; None: only padding rows."""
         upload.send(self.layout.write(self.hosts[upload.begin()], rows))
 
 
 class StepGraphs:
-    """The graphs of one engine's steps, at most `blocks` blocks of `block_tokens` in a request's table."""
+    """The graphs of one engine's steps; a request's table has at most `blocks` blocks of `block_tokens`."""
 
     def __init__(
         self,
@@ -96,21 +96,21 @@ class StepGraphs:
 
     @property
     def captured(self) -> int:
-        """Graphs captured so far."""
+        """Number of captured graphs."""
         return sum(graph.replay is not None for graph in self._graphs.values())
 
     def replace(self, plan: CapturePlan) -> None:
-        """Another plan; what is captured is kept."""
+        """Replace the plan; captured graphs are kept."""
         self._plan, self._fits = CapturePlan(plan.of("target")), {}
 
     def forget(self) -> None:
-        """Something that the graphs read or write lies elsewhere now, or nowhere."""
+        """Drop the graphs: memory that they use has moved or was freed."""
         if self._graphs:
             self._graphs.clear()
             self._graph_capture.reset()
 
     def find(self, rows: StepRows) -> tuple[GraphShape, bool] | None:
-        """Which graph (shape, truncated) holds the step; None: it runs eagerly."""
+        """Return the graph (shape, truncated) that fits the step; None: it runs eagerly."""
         arrays = rows.arrays
         if not self.works or not rows.sampled or "sample_rows" in arrays:
             return None
@@ -123,7 +123,7 @@ class StepGraphs:
         return None if shape is None else (shape, rows.truncated or self._truncated)
 
     def take(self, key: tuple[GraphShape, bool], upload: Upload) -> StepGraph:
-        """The graph of that shape, captured or not yet; its arrays lie in `upload`."""
+        """Return the graph of that shape, captured or not yet, with its arrays in `upload`."""
         graph = self._graphs.get(key)
         if graph is None:
             shape, truncated = key
@@ -147,7 +147,7 @@ class StepGraphs:
         return graph
 
     def capture(self, graph: StepGraph) -> bool:
-        """Capture it on what its arrays hold now. False: it failed, and no graph is used from now on."""
+        """Capture the graph on its arrays' present contents. False: it failed, and graphs are disabled."""
         try:
             graph.replay = self._graph_capture.record(lambda: self._compute(graph.step))
         except kernel_errors():  # torch.OutOfMemoryError is one

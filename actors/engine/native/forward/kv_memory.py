@@ -1,8 +1,8 @@
-"""The memory of a KV cache through sleep and wake. Owns whether its address stays, and what happens where it cannot.
+"""The memory of a KV cache through sleep and wake, and whether its address survives.
 
-On CUDA: virtual memory of the driver, so that sleep frees the memory and captured graphs stay valid; where the driver
-refuses, torch's allocator, told once, and after a sleep graphs are captured again (a small cache then stays asleep or
-not). On CPU: zero pages, not backed by memory until they are written.
+On CUDA: virtual memory of the driver, so that sleep frees the memory and captured graphs stay valid. If the driver
+refuses (logged once), torch's allocator; graphs are then captured again after a sleep, and a small cache is kept. On
+CPU: zero pages, which use no memory until they are written.
 """
 
 import logging
@@ -16,14 +16,14 @@ from torch import Tensor
 from actors.engine.native.forward.virtual_memory import CudaDriver, VirtualMemory, VirtualMemoryError
 
 _log = logging.getLogger(__name__)
-SMALL_BYTES = 256 << 20  # less than this is not worth new graphs after a sleep
+SMALL_BYTES = 256 << 20  # not worth new graphs after a sleep
 
 
 class AllocatedMemory:
     """torch's allocator, or zero pages on CPU. `tensor` is uint8 [size_bytes], valid while awake."""
 
     def __init__(self, size_bytes: int, device: torch.device, *, keep_bytes: int = 0) -> None:
-        """keep_bytes: a memory no larger than this stays through sleep."""
+        """keep_bytes: a memory of at most this size is kept during sleep."""
         self._size_bytes, self._device, self._keep = size_bytes, device, size_bytes <= keep_bytes
         self._tensor: Tensor | None = self._allocate()
 
@@ -33,14 +33,14 @@ class AllocatedMemory:
         return self._tensor
 
     def sleep(self) -> None:
-        """Give the memory back if that is worth it. Its contents are lost."""
+        """Release the memory unless it is small. Its contents are lost."""
         if not self._keep:
             self._tensor = None
             if self._device.type == "cuda":
                 torch.cuda.empty_cache()
 
     def wake(self) -> bool:
-        """Have memory again, all zeros where it was given back. Whether it lies where it lay."""
+        """Allocate memory again, all zeros if it was released. Return whether its address is unchanged."""
         if self._tensor is not None:
             return True
         self._tensor = self._allocate()
@@ -49,12 +49,12 @@ class AllocatedMemory:
     def _allocate(self) -> Tensor:
         if self._device.type != "cpu":
             return torch.zeros(self._size_bytes, dtype=torch.uint8, device=self._device)
-        # torch.zeros writes every page; numpy's are not backed by memory until they are used.
+        # torch.zeros writes every page; numpy's use no memory until written
         return torch.from_numpy(np.zeros(self._size_bytes, np.uint8))
 
 
 class MappedMemory:
-    """The driver's virtual memory: the address stays. Raises VirtualMemoryError where the driver refuses."""
+    """The driver's virtual memory, with a fixed address. Raises VirtualMemoryError if the driver refuses."""
 
     def __init__(self, size_bytes: int, device: torch.device, driver: CudaDriver) -> None:
         number = torch.cuda.current_device() if device.index is None else device.index
@@ -68,7 +68,7 @@ class MappedMemory:
         except Exception as error:
             memory.close()
             raise VirtualMemoryError(f"torch has no tensor over the driver's memory: {error}") from error
-        weakref.finalize(place, _closed, memory, device).atexit = False  # the process's end frees everything
+        weakref.finalize(place, _closed, memory, device).atexit = False  # the end of the process frees everything
 
     def sleep(self) -> None:
         torch.cuda.synchronize(self.tensor.device)
@@ -79,14 +79,14 @@ class MappedMemory:
             try:
                 self._memory.map()
             except VirtualMemoryError:
-                torch.cuda.empty_cache()  # torch may hold what the driver lacks
+                torch.cuda.empty_cache()  # torch's cache may occupy the needed memory
                 self._memory.map()
             self.tensor.zero_()
         return True
 
 
 class _Range:
-    """Memory of the device as torch takes it over, without a copy. Torch keeps this object while a tensor lives."""
+    """Device memory for torch to use without a copy. Torch keeps this object while a tensor exists."""
 
     def __init__(self, address: int, size_bytes: int) -> None:
         self.__cuda_array_interface__: dict[str, Any] = {
@@ -107,7 +107,7 @@ def _closed(memory: VirtualMemory, device: torch.device) -> None:
 
 
 def kv_memory(size_bytes: int, device: torch.device, driver: CudaDriver | None = None) -> KVMemory:
-    """What this device can do best. driver: default the installed one."""
+    """Return the best memory for this device. driver: default the installed one."""
     if device.type != "cuda":
         return AllocatedMemory(size_bytes, device)
     try:

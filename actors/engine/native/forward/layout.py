@@ -1,9 +1,9 @@
-"""Where a step's small arrays lie in the device's one step buffer. Owns places and padding; copies and decides nothing.
+"""Layout of a step's small arrays in the device's one step buffer: positions and padding.
 
-Arrays follow one another without gaps but for alignment, block tables last and by columns: what a step uses is one
-contiguous range, however wide the tables could be. In a graph's layout every address is a function of the graph alone.
-Rows are packed. Behind the real ones lie rows of nobody: they write their K/V into the trash block, belong to no
-request, so that attention gives them zeros, and draw greedily what nobody reads.
+Arrays are contiguous except for alignment, with block tables last and by columns. A step's data is thus one contiguous
+range, whatever the maximal width of the tables. In a graph's layout every address is a function of the graph alone.
+Rows are packed, followed by padding rows. Those write their K/V into the trash block, belong to no request, so that
+attention gives zeros, and draw unused tokens greedily.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,7 @@ class DeviceStep:
     positions: Tensor  # int64 [T]
     kv_slots: Tensor  # int64 [T], where each row's K/V go
     query_offsets: Tensor  # int32 [B + 1]
-    context_lens: Tensor  # int32 [B], this step's rows included
+    context_lens: Tensor  # int32 [B], with this step's rows
     block_tables: Tensor  # int32 [B, M], by columns
     noise_keys: Tensor  # int64 [N]
     noise_positions: Tensor  # int64 [N]
@@ -49,7 +49,7 @@ class DeviceStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepShape:
-    """What a layout depends on."""
+    """The shapes that determine a layout."""
 
     requests: int
     rows: int
@@ -63,7 +63,7 @@ class StepShape:
 
     @classmethod
     def of(cls, step: StepRows, block_tokens: int) -> "StepShape":
-        """Of the step alone, as it is: for eager steps."""
+        """Return the exact shape of a step, for eager steps."""
         arrays = step.arrays
         requests, blocks = arrays["block_tables"].shape
         mask = arrays.get("tree_mask")
@@ -80,11 +80,11 @@ class StepShape:
         )
 
 
-Part = tuple[str, type[np.generic], tuple[int, ...], Any]  # name, dtype, shape, what padding holds
+Part = tuple[str, type[np.generic], tuple[int, ...], Any]  # name, dtype, shape, padding value
 
 
 class Layout:
-    """The places of arrays in one buffer, each aligned behind the one before it."""
+    """Positions of arrays in one buffer, in order and aligned."""
 
     def __init__(self, parts: Sequence[Part]) -> None:
         self._parts = {name: (dtype, size, fill) for name, dtype, size, fill in parts}
@@ -95,7 +95,7 @@ class Layout:
             self.size_bytes += aligned(prod(size) * np.dtype(dtype).itemsize)
 
     def host(self, memory: NDArray[np.uint8]) -> dict[str, Array]:
-        """The arrays as views of a host buffer."""
+        """Return the arrays as views of a host buffer."""
         views = {}
         for name, (dtype, size, _) in self._parts.items():
             start = self._offsets[name]
@@ -104,7 +104,7 @@ class Layout:
         return views
 
     def tensors(self, memory: Tensor) -> dict[str, Tensor]:
-        """The arrays as views of a device buffer."""
+        """Return the arrays as views of a device buffer."""
         views = {}
         for name, (dtype, size, _) in self._parts.items():
             start = self._offsets[name]
@@ -127,7 +127,7 @@ class StepLayout(Layout):
             ("noise_keys", np.int64, (draws,), 0),
             ("noise_positions", np.int64, (draws,), 0),
             ("temperature", np.float32, (draws,), 0.0),
-            ("query_offsets", np.int32, (requests + 1,), None),  # the rows there are, again and again
+            ("query_offsets", np.int32, (requests + 1,), None),  # padding repeats the last offset
             ("context_lens", np.int32, (requests,), 0),
         ]
         if shape.truncated:
@@ -142,14 +142,14 @@ class StepLayout(Layout):
         super().__init__(parts)
 
     def device(self, memory: Tensor) -> DeviceStep:
-        """The arrays as views of a device buffer."""
+        """Return the arrays as views of a device buffer."""
         views: dict[str, Any] = dict.fromkeys(("top_k", "top_p", "sample_rows", "tree_mask"))
         views |= self.tensors(memory)
         tables = views.pop("block_tables").t()
         return DeviceStep(**views, block_tables=tables, max_query=self.shape.most, max_context=self.shape.max_context)
 
     def write(self, views: Mapping[str, Array], step: StepRows | None) -> int:
-        """The step's arrays, or nobody's at all, into `views` of `host`, padded; bytes from the start that count."""
+        """Write the step's arrays, or only padding, into `views` of `host`; return the number of used bytes."""
         arrays: Mapping[str, Array] = {} if step is None else step.arrays
         for name, view in views.items():
             if name in ("block_tables", "work"):
@@ -158,7 +158,7 @@ class StepLayout(Layout):
             count = 0 if given is None else len(given)
             if given is not None and given.ndim > 1:
                 view[:count, : given.shape[1]] = given
-                continue  # masks of rows of nobody are not read, nor columns behind a request's own rows
+                continue  # masks of padding rows and columns behind a request's own rows are not read
             if given is not None:
                 view[:count] = given
             if count < len(view):

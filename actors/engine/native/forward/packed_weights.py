@@ -1,4 +1,4 @@
-"""Weights laid out once for the CPU's matrix kernels, and again after every update, in both modes."""
+"""Pack weights for the CPU's matrix kernels, at the start and after every update."""
 
 from models import ops
 from models.tensor_parallel import RankTransformer
@@ -6,7 +6,8 @@ from models.transformer import LowBitProjection, Projection, Transformer
 
 
 def pack_weights(model: Transformer) -> None:
-    """Call before the first forward and after every change of the parameters. Does nothing on other devices."""
+    """Pack the model's weights. Call it before the first forward and after every change of parameters. No effect on
+    other devices."""
     for module in model.modules():
         if isinstance(module, Projection):
             ops.prepack(module.weight)

@@ -1,7 +1,7 @@
-"""`rejection` on a device, over packed rows: the same distribution without a wait for the host.
+"""`rejection` on a device, over packed rows: the same distribution without waiting for the host.
 
-It never makes float64 tensors of the vocabulary's width, and of float32 ones only for so many rows at once. Noise for
-the token that replaces a rejected draft is the request's own under another key, drawn by the sampling kernel.
+It makes no float64 tensors of the vocabulary's width, and float32 ones in chunks of rows. The token that replaces a
+rejected draft is drawn by the sampling kernel, with the request's noise under another key.
 """
 
 from dataclasses import dataclass
@@ -17,22 +17,22 @@ from models import ops
 from models.noise import random_words
 from models.philox import ACCEPT
 
-_OTHER_KEY = 0x2545F4914F6CDD1D  # not the noise of coupled draws, nor that of drafters
-_ROW_TENSORS = 7  # of a chunk that live at once
-_LEAST = 1e-37  # a probability whose logarithm is finite, and which no noise lifts to a draw
+_OTHER_KEY = 0x2545F4914F6CDD1D  # differs from the noise of coupled draws and of drafters
+_ROW_TENSORS = 7  # tensors of a chunk that exist at once
+_LEAST = 1e-37  # a probability with a finite logarithm that no noise can raise to a draw
 CHUNK_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class DraftedRows:
-    """The D rows of a step whose draw a draft stands for, as int64 [5, D]: row; drafted token; request and column of
-    its probabilities; the bits of a float64 uniform that decides."""
+    """The D rows of a step that have a draft, as int64 [5, D]: row; drafted token; request and column of its
+    probabilities; the bits of a float64 uniform that decides."""
 
     packed: Int64Array
 
     @classmethod
     def of(cls, step: StepRows, drafts: StepDrafts) -> "DraftedRows":
-        """Of chains, where every row is drawn from."""
+        """Return the rows of chains, where every row is drawn from."""
         counts = drafts.counts
         owner = np.arange(len(counts)).repeat(counts)
         column = np.arange(len(owner)) - (counts.cumsum() - counts)[owner]
@@ -56,8 +56,8 @@ def reject(
     """Replace coupled draws by those of rejection sampling, in place.
 
     logits [N, V] and cutoff float32 [N] of the step's draws; drawn: tokens int64, logprobs and logprobs_t1 float32,
-    [N], as `ops.sample` gave them; rows int64 [5, D] on the device, see DraftedRows; distributions [R, K, V]:
-    probabilities that drafts were drawn with, None for chosen ones. Law: `rejection.rejection_draws`.
+    [N], from `ops.sample`; rows int64 [5, D] on the device, see DraftedRows; distributions [R, K, V]: probabilities
+    that drafts were drawn with, None for chosen ones. `rejection.rejection_draws` defines the results.
     """
     width = max(1, chunk_bytes // (logits.shape[1] * 4 * _ROW_TENSORS))
     for start in range(0, rows.shape[1], width):
@@ -86,14 +86,14 @@ def _reject(
         drafted_with = given.gather(1, draft)[:, 0]
         sound &= drafted_with > 0
         rest = (residual - given.masked_fill_(~sound[:, None], 0.0)).clamp_(min=0)
-        # Rounding may leave nothing of p - q where p and q are all but equal.
+        # Rounding may leave nothing of p - q if p and q are nearly equal.
         residual = torch.where(rest.sum(1, keepdim=True) > 0, rest, residual)
         uniform = uniform * torch.where(sound, drafted_with, 1.0).double()
     nothing, ones = torch.full_like(temperature, -torch.inf), torch.ones_like(temperature)
     keys, places = step.noise_keys[row] ^ _OTHER_KEY, step.noise_positions[row]
     other, _, _ = ops.sample(residual.clamp_(min=_LEAST).log_(), nothing, ones, keys, places)
     token = torch.where(uniform < likely, part[1], other)[:, None]
-    at_1 = wide.gather(1, token) - wide.gather(1, coupled)  # beside the draw whose log-probability is known
+    at_1 = wide.gather(1, token) - wide.gather(1, coupled)  # relative to the draw with known log-probability
     logprobs_t1.index_copy_(0, row, logprobs_t1[row] + at_1[:, 0])
     logprobs.index_copy_(0, row, p.gather(1, token)[:, 0].log_().masked_fill_(greedy, 0.0))
     tokens.index_copy_(0, row, token[:, 0])

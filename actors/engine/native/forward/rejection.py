@@ -1,8 +1,8 @@
-"""Classical speculative sampling: the target's distribution, not its very draws. Pure tensor functions.
+"""Classical speculative sampling: it keeps the target's distribution, but not its exact draws. Pure tensor functions.
 
 Y. Leviathan et al., "Fast inference from transformers via speculative decoding", ICML 2023, algorithm 1. Its draws are
-arranged so that a draw equals its draft exactly where the draft is accepted: the accept rule stays that of `verify`.
-Two streams of the request's own noise decide, and neither is the one that coupled draws (and drafters) use.
+arranged so that a draw equals its draft if and only if the draft is accepted, so the accept rule stays that of
+`verify`. Two streams of the request's own noise decide, other than the one of coupled draws (and drafters).
 """
 
 import torch
@@ -24,15 +24,15 @@ def rejection_draws(
     drafts: Tensor,
     distributions: Tensor | None,
 ) -> Tensor:
-    """The target's draw after each drafted prefix, int64 [R, K+1].
+    """Return the target's draw after each drafted prefix, int64 [R, K+1].
 
     logits [R, K+1, V] of the target; cutoff float32 [R, K+1], as in `ops.sample`; temperature float32 [R]; keys and
     positions int64 [R], positions[r] of the first draw; drafts int64 [R, K], padded with -1; distributions [R, K, V]:
     probabilities q that each draft was drawn with, None for drafts that were chosen (one-hot).
 
-    Draft d stands with probability min(1, p[d] / q[d]); otherwise the draw is from (p - q)+ normalised, which never is
-    d. Without a draft (after the last one) the draw is from p. p has temperature, top-k and top-p; T = 0 is greedy.
-    A row of `distributions` that is none (NaN, negative, sum off 1, q[d] = 0) counts as one-hot.
+    Draft d is accepted with probability min(1, p[d] / q[d]); otherwise the draw is from (p - q)+ normalised, which
+    never gives d. Without a draft (after the last one) the draw is from p. p has temperature, top-k and top-p; T = 0 is
+    greedy. An invalid row of `distributions` (NaN, negative, sum off 1, q[d] = 0) counts as one-hot.
     """
     requests, columns, vocab = logits.shape
     draws = _coupled(logits, cutoff, temperature, keys, positions)
@@ -52,7 +52,7 @@ def rejection_draws(
     uniform = (random_words(keys, places, 1, ACCEPT)[:, 0].double() + 0.5) * 2.0**-32
     stands = uniform * q.gather(1, token)[:, 0] < p.gather(1, token)[:, 0]
     residual = (p - q).clamp(min=0).scatter(1, token, 0.0)
-    # Rounding may leave nothing of p - q where p and q are all but equal.
+    # Rounding may leave nothing of p - q if p and q are nearly equal.
     spent = residual.sum(1, keepdim=True) <= 0
     residual = torch.where(spent, p.scatter(1, token, 0.0), residual)
     uniforms = (random_words(keys, places, vocab, RESIDUAL).double() + 0.5) * 2.0**-32
@@ -63,7 +63,8 @@ def rejection_draws(
 
 
 def target_probabilities(logits: Tensor, cutoff: Tensor, temperature: Tensor) -> Tensor:
-    """What the target draws from: logits [N, V], cutoff and temperature float32 [N] -> float64 [N, V]."""
+    """Return the target's sampling distribution: logits [N, V], cutoff and temperature float32 [N] -> float64 [N,
+    V]."""
     greedy = (temperature == 0)[:, None]
     wide = logits.float()
     scaled = (wide / torch.where(temperature == 0, 1.0, temperature)[:, None]).double()
@@ -73,7 +74,7 @@ def target_probabilities(logits: Tensor, cutoff: Tensor, temperature: Tensor) ->
 
 
 def target_logprobs(logits: Tensor, cutoff: Tensor, temperature: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """As `ops.sample` reports them, of given tokens [N]: (under the sampling distribution, at temperature 1)."""
+    """Return the log-probs of given tokens [N] as `ops.sample` reports them: (sampling distribution, temperature 1)."""
     token = tokens[:, None]
     drawn = target_probabilities(logits, cutoff, temperature).gather(1, token)[:, 0].log()
     logprobs = torch.where(temperature == 0, 0.0, drawn).float()
@@ -93,10 +94,10 @@ def _coupled(logits: Tensor, cutoff: Tensor, temperature: Tensor, keys: Tensor, 
 
 
 def _each(x: Tensor, columns: int) -> Tensor:
-    """[R] -> [R * columns]"""
+    """Repeat each value: [R] -> [R * columns]."""
     return x[:, None].expand(-1, columns).flatten()
 
 
 def _places(positions: Tensor, columns: int) -> Tensor:
-    """Positions of the draws: first ones [R] -> [R * columns]"""
+    """Return the positions of the draws from the first ones: [R] -> [R * columns]."""
     return (positions[:, None] + torch.arange(columns, device=positions.device)).flatten()

@@ -1,8 +1,8 @@
-"""One packed forward of the running batch, and the draws it yields. Owns the model and the KV cache.
+"""One packed forward of the running batch, and its draws. Owns the model and the KV cache.
 
-Prompt chunks, decoding and verification of drafts are the same thing here: every request brings 1..k rows that follow
-what is in the cache, and draws happen at the rows from its last known token on. On CPU they run here; on other devices
-`device_steps` runs them. It never decides what runs (scheduler) nor what a draw means (engine).
+Prompt chunks, decoding and verification of drafts are handled alike: every request has 1..k rows behind its cached
+tokens, and draws are made at the rows from its last known token on. On CPU they run here, on other devices in
+`device_steps`. The scheduler chooses the rows; the engine interprets the draws.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,9 +37,10 @@ from policies.speculation.graph_plan import CapturePlan
 
 
 class ModelRunner:
-    """Runs `model` over the slots of `table`: at most `chunk_tokens` rows of prompts beside a decoding row and
-    `max_nodes` drafted ones per slot. With a `graph_capture`, steps that fit a graph of the plan are replayed
-    (`graphs`)."""
+    """Runs `model` over the slots of `table`.
+
+    At most `chunk_tokens` rows of prompts, plus one decoding row and `max_nodes` drafted ones per slot. With a
+    `graph_capture`, steps that fit a planned graph are replayed (`graphs`)."""
 
     def __init__(
         self,
@@ -72,7 +73,7 @@ class ModelRunner:
         device = parameter.device
         self.model, self._table, self._chunk_tokens = model, table, chunk_tokens
         self._awake = True
-        # Rows of nobody write behind the blocks of requests.
+        # Padding rows write behind the blocks of requests.
         reserved = 0 if device.type == "cpu" and graph_capture is None else RESERVED_BLOCKS
         self._cache = KVCache(
             model.config, blocks + reserved, block_tokens, parameter.dtype, device, make_memory=make_memory
@@ -92,7 +93,7 @@ class ModelRunner:
                 truncated=truncated,
                 follows=follows,
             )
-        # What a drafter may compute over this cache.
+        # passes of a drafter over this cache
         self._device_chains: DeviceChains | None = None
         if reserved:
             self._device_chains = DeviceChains(
@@ -109,7 +110,7 @@ class ModelRunner:
         return FusedForward(self.model) if FusedForward.supports(self.model) and not self._recorded else None
 
     def resize(self, max_nodes: int) -> None:
-        """Make room for up to `max_nodes` drafted tokens per request and step."""
+        """Allocate buffers for up to `max_nodes` drafted tokens per request and step."""
         self._tell(Resize(max_nodes))
         slots = len(self._table.length)
         max_rows = slots * (1 + max_nodes) + self._checked_rows + self._chunk_tokens
@@ -119,12 +120,12 @@ class ModelRunner:
             self._device_steps.resize(max_rows, 1 + max_nodes)
 
     def plan_graphs(self, plan: CapturePlan) -> None:
-        """Which graphs there shall be: those that are missing are captured now. Nothing without a graph_capture."""
+        """Set the planned graphs and capture the missing ones. No effect without a graph_capture."""
         if self._device_steps is not None:
             self._device_steps.plan_graphs(plan)
 
     def sleep(self) -> None:
-        """Release the KV cache's memory; what it held is lost."""
+        """Release the KV cache's memory; its contents are lost."""
         if self._awake:
             self._awake = False
             if self._followers is not None:
@@ -132,7 +133,7 @@ class ModelRunner:
             self._cache.sleep()
 
     def wake(self) -> None:
-        """Have a KV cache again. Graphs are captured again only where it lies elsewhere now."""
+        """Allocate the KV cache again. Graphs are captured again only if its address changed."""
         if not self._awake:
             self._awake = True
             if self._followers is not None:
@@ -143,8 +144,8 @@ class ModelRunner:
                 self._device_chains.capture()
 
     def weights_changed(self) -> None:
-        """The model's parameters were written in place, or are stored otherwise now: pack them again for the CPU's
-        matrix kernels."""
+        """Pack the model's parameters again for the CPU's matrix kernels, after they were written in place or their
+        format changed."""
         pack_weights(self.model)
         if self.model.low_bit != self._low_bit:
             self._low_bit, self._fused = self.model.low_bit, self._fuse()
@@ -154,11 +155,11 @@ class ModelRunner:
             self._fused.weights_changed()
 
     def copy_blocks(self, copies: Sequence[tuple[int, int]]) -> None:
-        """Carry out a plan's copies of KV blocks: before its drafts and its `run`, which read them."""
+        """Copy a plan's KV blocks, before its drafts and its `run` read them."""
         self.copy_block_pairs(np.array(copies, np.int64).T)
 
     def copy_block_pairs(self, pairs: Int64Array) -> None:
-        """As `copy_blocks`: [2, N], blocks (from, to)."""
+        """Same as `copy_blocks`: [2, N], blocks (from, to)."""
         if not self._awake:
             raise RuntimeError("the engine sleeps: wake it before it steps")
         self._tell(CopyBlocks(pairs))
@@ -169,8 +170,8 @@ class ModelRunner:
                 self._device_steps.copy_blocks(pairs)
 
     def run(self, plan: StepPlan, drafts: StepDrafts | None) -> Draws:
-        """Compute the plan's rows, and behind them those of drafted tokens, which the caller has put into the token
-        table behind the last known one."""
+        """Compute the plan's rows, then the drafted tokens' rows. The caller has put the drafts into the token table
+        behind the last known token."""
         if not self._awake:
             raise RuntimeError("the engine sleeps: wake it before it steps")
         rows = self._steps.rows(plan, drafts)
@@ -196,17 +197,17 @@ class ModelRunner:
             self._followers.tell(order)
 
     def compact(self, moves: Int64Array) -> None:
-        """Bring the K/V of accepted tree nodes into place: [2, N], slots (from, to)."""
+        """Move the K/V of accepted tree nodes: [2, N], slots (from, to)."""
         self._tell(Move(moves))
         if self._device_steps is None:
             self._cache.move(moves)
         else:
             self._device_steps.move(moves)
 
-    # On CPU.
+    # CPU path.
 
     def _run(self, rows: StepRows, drafts: StepDrafts | None) -> Draws:
-        if rows.arrays is not self._arrays:  # The same arrays may come again, with other values.
+        if rows.arrays is not self._arrays:  # the same arrays may return with other values
             self._arrays = rows.arrays
             self._tensors = {name: torch.from_numpy(array) for name, array in rows.arrays.items()}
         step = self._tensors
@@ -241,7 +242,7 @@ class ModelRunner:
     def _draw(
         self, logits: torch.Tensor, step: dict[str, torch.Tensor], rows: StepRows, drafts: StepDrafts | None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Tokens [N] and their two log-probabilities, from logits [N, V]."""
+        """Return tokens [N] and their two log-probabilities, from logits [N, V]."""
         least = self._no_cutoff[: rows.sampled]
         if rows.truncated:
             least = ops.cutoff(logits, step["temperature"], step["top_k"], step["top_p"])
@@ -253,7 +254,7 @@ class ModelRunner:
     def _rejected(
         self, logits: torch.Tensor, least: torch.Tensor, step: dict[str, torch.Tensor], drafts: StepDrafts
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Draws by rejection sampling in place of coupled ones, for chains; every row is drawn from."""
+        """Return draws by rejection sampling instead of coupled ones, for chains; every row is drawn from."""
         widths = drafts.counts + 1
         starts, columns = widths.cumsum() - widths, np.arange(drafts.tokens.shape[1] + 1)
         filled = torch.from_numpy(columns < widths[:, None])

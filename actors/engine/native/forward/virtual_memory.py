@@ -1,8 +1,8 @@
 """Device memory whose address outlives its contents: CUDA's virtual memory management through the driver's C API.
 
-Owns a reserved range of addresses and the physical memory behind it. `unmap` gives the memory back to the device and
-keeps the range, `map` puts fresh memory there: captured graphs that read and write the range stay valid. Knows no
-tensors. Whoever unmaps has waited for everything that uses the range.
+Owns a reserved range of addresses and the physical memory behind it. `unmap` returns the memory to the device and keeps
+the range; `map` puts fresh memory there. Captured graphs that use the range thus stay valid. Independent of tensors.
+Before `unmap`, the caller waits for all users of the range.
 """
 
 import ctypes
@@ -13,7 +13,7 @@ _LIBRARY = "libcuda.so.1"
 
 
 class VirtualMemoryError(RuntimeError):
-    """The driver refused, or there is none; says which call and why."""
+    """The driver refused or is missing; the message names the call and the reason."""
 
 
 class _Location(ctypes.Structure):
@@ -30,7 +30,7 @@ class _Flags(ctypes.Structure):
 
 
 class MappedRange(ctypes.Structure):
-    """CUmemAllocationProp"""
+    """CUmemAllocationProp of the driver API."""
 
     _fields_ = (
         ("kind", ctypes.c_int),
@@ -42,7 +42,7 @@ class MappedRange(ctypes.Structure):
 
 
 class Access(ctypes.Structure):
-    """CUmemAccessDesc"""
+    """CUmemAccessDesc of the driver API."""
 
     _fields_ = (("location", _Location), ("flags", ctypes.c_int))
 
@@ -125,7 +125,7 @@ class CudaDriver:
 
 
 class VirtualMemory:
-    """`size_bytes` of one device at `address`, mapped from the start. A refusal leaves nothing behind."""
+    """`size_bytes` of one device at `address`, mapped from the start. After a refusal nothing stays allocated."""
 
     def __init__(self, size_bytes: int, device: int, driver: CudaDriver) -> None:
         """Raises VirtualMemoryError."""
@@ -145,8 +145,8 @@ class VirtualMemory:
         return self._handle is not None
 
     def map(self) -> None:
-        """Put memory behind the range; its contents are anything. Raises VirtualMemoryError: still unmapped then, and
-        may be tried again (others may hold the device's memory)."""
+        """Map uninitialised memory to the range. Raises VirtualMemoryError and stays unmapped; the call can be retried,
+        since others may hold the device's memory."""
         if self._handle is not None:
             return
         driver = self._driver
@@ -164,7 +164,7 @@ class VirtualMemory:
         self._handle = handle
 
     def unmap(self) -> None:
-        """Give the memory back; the range stays reserved."""
+        """Release the memory; the range stays reserved."""
         if self._handle is None:
             return
         handle, self._handle = self._handle, None
@@ -172,7 +172,7 @@ class VirtualMemory:
         self._driver.release(handle)
 
     def close(self) -> None:
-        """Give memory and range back. Nothing may use the address any more."""
+        """Release memory and range. Nothing may use the address afterwards."""
         self.unmap()
         if self.address:
             self._driver.free(self.address, self.size_bytes)

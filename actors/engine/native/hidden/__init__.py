@@ -1,1 +1,1 @@
-"""Hidden states of verified tokens: the most recent ones for drafters, recordings of sequences for their training."""
+"""Hidden states of verified tokens: the latest ones for drafters, and recorded sequences for drafter training."""

@@ -1,16 +1,17 @@
-"""Which requests are recorded when not all of them fit the budget. Owns the threshold; pure.
+"""Choice of the requests to record when not all fit the budget. Pure.
 
-A request has a fixed number in [0, 1), from its noise key: it is recorded while that is below the threshold. So the
-choice depends neither on length nor on order of arrival, and is the same in every retry on every worker. The threshold
-comes from what the RL step before would have taken as a whole; the first step is bounded by the requests' limits.
+Each request has a fixed number in [0, 1), from its noise key, and is recorded while that is below a threshold. So the
+choice is independent of length and order of arrival, and the same in every retry on every worker. The threshold follows
+from the total demand of the RL step before; the first step is bounded by the requests' limits.
 """
 
 _MASK64 = (1 << 64) - 1
-MARGIN = 0.8  # of the budget is planned for: one step's requests are longer than the other's
+MARGIN = 0.8  # planned share of the budget: one step's requests may be longer than another's
 
 
 def request_draw(noise_key: int) -> float:
-    """Uniform in [0, 1), a function of the key alone (splitmix64's finalizer, S. Vigna, public domain)."""
+    """Return a uniform number in [0, 1), a function of the key alone (splitmix64's finalizer, S. Vigna, public
+    domain)."""
     x = (noise_key + 0x9E3779B97F4A7C15) & _MASK64
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK64
@@ -22,9 +23,9 @@ class Share:
 
     def __init__(self, max_rows: int) -> None:
         self._max_rows = max_rows
-        self._demand = 0  # rows that this RL step's requests had
-        self._limits = 0  # rows that they can have at most
-        self._expected: int | None = None  # rows of this RL step, from the one before; None: the first one
+        self._demand = 0  # rows of this RL step's requests
+        self._limits = 0  # upper bound of those rows
+        self._expected: int | None = None  # demand of the RL step before; None: this is the first one
         self._spent = 0
         self.threshold = 1.0
 
@@ -34,7 +35,7 @@ class Share:
         return self._max_rows - self._spent
 
     def foresee(self, limit_rows: int) -> None:
-        """A request that may have so many rows was submitted."""
+        """Account for a submitted request with at most this many rows."""
         if self._expected is None:
             self._limits += limit_rows
             self.lower(self._max_rows / self._limits)
@@ -49,7 +50,7 @@ class Share:
         self.threshold = min(self.threshold, threshold)
 
     def renew(self) -> None:
-        """Another RL step begins."""
+        """Start another RL step."""
         if self._demand:
             self._expected = self._demand
         self._demand = self._limits = self._spent = 0

@@ -1,7 +1,7 @@
-"""Hidden states of the last verified tokens, for drafters that start from them. Owns references, copies nothing early.
+"""Hidden states of the last verified tokens, for drafters that start from them. Keeps references and copies late.
 
-A step adds the rows that its forward returned anyway; rows are picked out only when a drafter asks. States of rejected
-drafts, of a slot's former request and of former weights are never served.
+A step adds the rows that its forward returned anyway; rows are selected only when a drafter requests them. States of
+rejected drafts, of a slot's former request and of former weights are never served.
 """
 
 from collections import deque
@@ -19,9 +19,9 @@ Int64Array = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputedStep:
-    """What one forward computed of verified tokens: for slots[r] the positions first[r] .. first[r] + counts[r] - 1."""
+    """Verified tokens of one forward: for slots[r] the positions first[r] .. first[r] + counts[r] - 1."""
 
-    rows: Tensor  # [T, W], nobody writes it again; drafts that were rejected have rows too
+    rows: Tensor  # [T, W], never written again; rejected drafts have rows too
     slots: Int64Array  # [R]
     first: Int64Array  # [R]
     counts: Int64Array  # [R]
@@ -30,13 +30,13 @@ class ComputedStep:
 
 
 class HiddenStore:
-    """Keeps the last `context_tokens` steps, and of them at most `context_tokens` rows per slot on average.
+    """Keeps the last `context_tokens` steps, with at most `context_tokens` rows per slot on average.
 
     Implements `drafter.protocol.HiddenSource`.
     """
 
     def __init__(self, table: SlotTable, context_tokens: int, empty: Tensor) -> None:
-        """empty [0, W]: says dtype and device."""
+        """empty [0, W]: defines dtype and device."""
         slots = len(table.length)
         self._empty = empty
         self._table, self._max_steps, self._max_rows = table, context_tokens, context_tokens * slots
@@ -46,26 +46,26 @@ class HiddenStore:
         self._place = np.full(slots, -1, np.int64)  # scratch
 
     def begin(self, slot: int) -> None:
-        """Another request takes the slot."""
+        """Register a new request in the slot."""
         self._since[slot] = self._number
 
     def clear(self) -> None:
-        """Forget everything: the weights changed."""
+        """Drop everything: the weights changed."""
         self._steps.clear()
         self._rows = 0
 
     def add(self, step: ComputedStep) -> None:
         steps, rows = self._steps, step.rows.shape[0]
         self._rows += rows
-        # The newest step always stays, however large: it is where speculation goes on.
+        # The newest step always stays, whatever its size: speculation continues from it.
         while steps and (len(steps) >= self._max_steps or self._rows > self._max_rows):
             self._rows -= steps.popleft()[1].rows.shape[0]
         steps.append((self._number, step))
         self._number += 1
 
     def last(self, slots: Int64Array, first_positions: Int64Array) -> HiddenRows:
-        """See `HiddenSource.last`. Cost grows with the number of steps it must go back, not with those kept."""
-        wanted = self._table.length[slots] - 2  # the last position still to be found, per request
+        """See `HiddenSource.last`. The cost grows with the number of visited steps, not of kept ones."""
+        wanted = self._table.length[slots] - 2  # the last missing position per request
         missing = wanted >= first_positions
         requests, positions, rows, tensors = [], [], [], []
         base = 0
@@ -82,7 +82,7 @@ class HiddenStore:
             at = place[here]
             ahead = wanted[here] - step.first[at]  # wanted is this step's row number `ahead` of the request
             usable = (ahead >= 0) & (ahead < step.counts[at])
-            missing[here[~usable]] = False  # A gap: nothing behind it is served.
+            missing[here[~usable]] = False  # a gap: nothing behind it is served
             here, at, ahead = here[usable], at[usable], ahead[usable]
             if not len(here):
                 continue

@@ -1,12 +1,12 @@
-"""Hidden states of whole sequences, for training drafters. Owns which requests are recorded, and their rows until they
-are delivered; never waits for the device but where it copies.
+"""Hidden states of whole sequences, for drafter training. Chooses the recorded requests, and holds their rows until
+delivery. Waits for the device only when it copies.
 
-A step adds a reference to the rows that its forward returned anyway; every `CHUNK_STEPS` steps the rows of captured
-requests are picked out, all at once, into host memory. A sequence is delivered with the first chunk after its end.
-Never in it: rows of rejected drafts, of a slot's former request, of a run that was preempted (the recomputed rows are),
-or rows that saw K/V of other weights.
+A step adds a reference to the rows that its forward returned anyway. Every `CHUNK_STEPS` steps the rows of recorded
+requests are selected, all at once, into host memory. A sequence is delivered with the first chunk after its end. It
+never contains rows of rejected drafts, of a slot's former request or of a preempted run (only the recomputed ones), nor
+rows that attended to K/V of other weights.
 
-Rollouts do not depend on it: what fails here costs records, is said once, and never reaches the engine.
+Rollouts do not depend on it: a failure here costs records, is reported once, and never reaches the engine.
 """
 
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ from contracts.records import SequenceRecord
 from contracts.rollout import Recorded
 
 CHUNK_STEPS = 256
-CHUNK_BYTES = 32 << 20  # of step outputs that are held back at most before a chunk is picked
+CHUNK_BYTES = 32 << 20  # most bytes of step outputs held before a chunk is selected
 
 Int64Array = NDArray[np.int64]
 NOBODY = -1
@@ -36,7 +36,7 @@ NOBODY = -1
 
 @dataclass(slots=True, eq=False)
 class _Rows:
-    """Rows of consecutive positions from `first` on, in host memory of their own."""
+    """Rows of consecutive positions from `first` on, in their own host memory."""
 
     first: int
     parts: list[Tensor] = field(default_factory=list)
@@ -55,7 +55,7 @@ class _Sequence:
     draw: float
     prompt: _Rows  # positions 0 .. reusable - 1, shared by all requests that share the prompt's K/V
     reusable: int
-    own: _Rows | None  # from `reusable` on
+    own: _Rows | None  # rows from `reusable` on
     writer: bool  # computes the prompt's rows
     tokens: NDArray[np.int32] | None = None  # once it has ended
     prompt_length: int = 0
@@ -66,7 +66,7 @@ class _Sequence:
         return 0 if self.own is None else self.prompt.count + self.own.count
 
     def take(self, rows: Tensor, position: int) -> None:
-        """Rows of positions from `position` on."""
+        """Append rows of positions from `position` on."""
         ours = max(self.reusable - position, 0) if self.writer else 0
         if ours:
             self.prompt.append(rows[:ours])
@@ -77,7 +77,7 @@ class _Sequence:
 class SequenceRecorder:
     """Records requests of the slots of `table` while their bytes stay within `max_bytes` per version of the weights.
 
-    empty [0, W]: says width, dtype and device of the rows. Implements `scheduler.SlotWatcher`.
+    empty [0, W]: defines width, dtype and device of the rows. Implements `scheduler.SlotWatcher`.
     """
 
     def __init__(self, table: SlotTable, max_bytes: int, empty: Tensor, version: int) -> None:
@@ -89,18 +89,18 @@ class SequenceRecorder:
         self._recorded = 0  # slots with an owner
         self._sequences: dict[int, _Sequence] = {}
         self._next = 0
-        self._steps: list[tuple[ComputedStep, Int64Array]] = []  # with the owner of each request
+        self._steps: list[tuple[ComputedStep, Int64Array]] = []  # with each request's owner
         self._held_bytes = 0
         self._room: Tensor | None = None
         self._ended: list[int] = []  # sequences to deliver
         self._skipped = 0
         self._seconds = 0.0
-        self._failure: str | None = None  # the first one, once it was told ""
+        self._failure: str | None = None  # the first one; "" once reported
 
     # Requests.
 
     def submitted(self, limit_tokens: int) -> None:
-        """A request of at most so many tokens will run."""
+        """Account for a submitted request of at most this many tokens."""
         self._share.foresee(limit_tokens)
 
     def begin(self, slot: int, prompt: PromptEntry | None) -> None:
@@ -111,7 +111,7 @@ class SequenceRecorder:
     def _begin(self, slot: int, prompt: PromptEntry | None) -> None:
         table = self._table
         if table.evaluation[slot]:
-            return  # No drafter learns from it.
+            return  # evaluations are no training data
         writer = prompt is not None and not prompt.ready and prompt.writer == table.request_id[slot]
         draw = request_draw(int(table.noise_key[slot]))
         sampled = draw < self._share.threshold
@@ -123,7 +123,7 @@ class SequenceRecorder:
         elif isinstance(prompt.rows, _Rows):
             rows, reusable = prompt.rows, prompt.reusable_tokens
         else:
-            return  # Its prompt was computed while nothing was recorded.
+            return  # its prompt was computed while nothing was recorded
         if not sampled and not (writer and self._share.threshold > 0):
             return
         self._owner[slot] = self._next
@@ -149,7 +149,7 @@ class SequenceRecorder:
             self._owner[slot] = NOBODY
             self._recorded -= 1
         if not finished:
-            # Its rows in the present chunk may be of the prompt that others share: forgotten once they are picked.
+            # Its rows in the present chunk may belong to the shared prompt: dropped once they are selected.
             if owner != NOBODY:
                 self._sequences[owner].own = None
             return
@@ -172,7 +172,7 @@ class SequenceRecorder:
     # Steps.
 
     def add(self, step: ComputedStep) -> Recorded | None:
-        """What a step computed; the sequences that a chunk completed."""
+        """Add a step's rows; return the sequences that a chunk completed."""
         if not self._recorded:
             return None
         start_s = perf_counter()
@@ -183,7 +183,7 @@ class SequenceRecorder:
         return self.flush() if full else None
 
     def flush(self) -> Recorded | None:
-        """Pick the rows of the steps so far, and deliver what is complete. Call it too when no step follows."""
+        """Select the rows of the steps so far, and deliver complete sequences. Also call it if no step follows."""
         start_s = perf_counter()
         records: list[SequenceRecord] = []
         with self._guarded():
@@ -201,7 +201,7 @@ class SequenceRecorder:
         return event
 
     def _deliver(self) -> list[SequenceRecord]:
-        """The records of what has ended; one that cannot be made is left out."""
+        """Return the records of ended sequences; one that fails is skipped."""
         records: list[SequenceRecord] = []
         for owner in self._ended:
             try:
@@ -214,8 +214,10 @@ class SequenceRecorder:
         return records
 
     def new_target(self, version: int) -> Recorded | None:
-        """The weights are about to change to `version`: delivers what was complete, and of running requests the part
-        that the old weights computed, if that is more than the prompt. They are not recorded further."""
+        """Prepare for weights of another `version`.
+
+        Delivers complete sequences, and the part of running ones that the old weights computed, if it exceeds the
+        prompt. Those are not recorded further."""
         with self._guarded():
             self._pick()
             for slot in np.flatnonzero(self._owner != NOBODY):
@@ -234,7 +236,7 @@ class SequenceRecorder:
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
-        """What fails inside ends the recording of everything that runs; it goes on with the next version."""
+        """End all running recordings if the block raises; recording resumes with the next version."""
         try:
             yield
         except Exception as error:
@@ -257,7 +259,7 @@ class SequenceRecorder:
     # Rows.
 
     def _pick(self) -> None:
-        """Move the rows of captured requests out of the steps."""
+        """Move the rows of recorded requests out of the steps."""
         steps, self._steps, self._held_bytes = self._steps, [], 0
         if not steps:
             return
@@ -272,41 +274,41 @@ class SequenceRecorder:
         owner, base = owner[kept], base[kept]
         first = np.concatenate([step.first for step, _ in steps])[kept]
         counts = np.concatenate([step.counts for step, _ in steps])[kept]
-        index = np.repeat(np.arange(len(kept)), counts)  # [n], of all rows
+        index = np.repeat(np.arange(len(kept)), counts)  # [n], over all rows
         column = np.arange(len(index)) - (counts.cumsum() - counts)[index]
         inside = _along_paths([step.path for step, _ in steps], requests, kept[index], column)
-        # Steps follow one another, so a stable order by owner leaves positions ascending.
+        # steps are consecutive, so a stable order by owner keeps positions ascending
         order = np.argsort(owner[index], kind="stable")
         owners, positions = owner[index][order], (first[index] + column)[order]
         rows = self._joined([step.rows for step, _ in steps])
         picked = torch.from_numpy((base[index] + inside)[order])
-        if rows.device.type != "cpu":  # One transfer for all.
+        if rows.device.type != "cpu":  # one transfer for all
             rows, picked = rows.index_select(0, picked.to(rows.device)).cpu(), torch.arange(len(picked))
         edges = np.flatnonzero(np.diff(owners, prepend=-1, append=-1)).tolist()
         for a, b in pairwise(edges):
             owner_id = int(owners[a])
             sequence = self._sequences.get(owner_id)
             if sequence is not None:
-                # Memory of its own, small enough to be used again soon: fresh pages cost more than copies.
+                # its own memory, small enough for quick reuse: fresh pages cost more than copies
                 sequence.take(rows.index_select(0, picked[a:b]), int(positions[a]))
                 if sequence.own is None and sequence.prompt.count >= sequence.reusable:
                     self._release(owner_id)
 
     def _forget(self) -> None:
-        """Sequences that have left their slot and are not to be delivered: their rows are picked by now."""
+        """Drop sequences that left their slot and will not be delivered: their rows are selected already."""
         for owner, sequence in list(self._sequences.items()):
             if sequence.own is None and self._owner[sequence.slot] != owner:
                 del self._sequences[owner]
 
     def _joined(self, rows: list[Tensor]) -> Tensor:
-        """One behind the other, in memory that the next call uses again."""
+        """Concatenate rows in a buffer that the next call reuses."""
         total = sum(part.shape[0] for part in rows)
         if self._room is None or self._room.shape[0] < total:
             self._room = rows[0].new_empty(total, self._width)
         return torch.cat(rows, out=self._room[:total])
 
     def _shrink(self) -> None:
-        """Give up sequences while those that are held and those delivered do not fit the budget together."""
+        """Drop sequences until held and delivered ones together fit the budget."""
         held = {owner: s.rows + 1 for owner, s in self._sequences.items() if s.own is not None}
         excess = sum(held.values()) - self._share.room
         for owner in sorted(held, key=lambda owner: self._sequences[owner].draw, reverse=True):
@@ -323,7 +325,7 @@ class SequenceRecorder:
                 self._release(owner)
 
     def _release(self, owner: int) -> None:
-        """Nothing more is wanted of it."""
+        """Drop a sequence that needs no more rows."""
         slot = self._sequences.pop(owner).slot
         if self._owner[slot] == owner:
             self._owner[slot] = NOBODY
@@ -350,7 +352,7 @@ class SequenceRecorder:
 def _along_paths(
     paths: list[Int64Array | None], requests: list[int], request: Int64Array, column: Int64Array
 ) -> Int64Array:
-    """Rows [n] inside their requests of accepted column [n] of request [n], counted over all steps."""
+    """Return the rows [n] inside their requests of accepted column [n] of request [n], counted over all steps."""
     trees = [path for path in paths if path is not None]
     if not trees:
         return column

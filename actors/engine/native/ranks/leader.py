@@ -1,7 +1,7 @@
 """Rank 0's end of its followers: their start, orders, answers and end. Never computes.
 
-A follower that ends takes the engine with it, by name: the step in which it is missed raises RankLostError. Where rank
-0 hangs in a collective or has no step to run, a thread ends the process after `_GRACE_S` with the reason on stderr.
+A lost follower ends the engine: the next step raises RankLostError, which names it. If rank 0 hangs in a collective or
+has no step to run, a thread ends the process after `_GRACE_S` with the reason on stderr.
 """
 
 import os
@@ -27,21 +27,21 @@ from models.weights import pack, unpack
 
 Bytes = NDArray[np.uint8]
 
-_FOLLOWER = "actors.engine.native.follower"  # which imports what this must not
+_FOLLOWER = "actors.engine.native.follower"  # imports what this module must not
 _POLL_S = 0.5
-_GRACE_S = 5.0  # for the main thread to raise what happened by itself
+_GRACE_S = 5.0  # for the main thread to raise the error itself
 _CLOSE_S = 5.0
 
 
 class RankLostError(RuntimeError):
-    """A rank of this engine has ended or failed; the message names it and says how."""
+    """A rank of this engine has ended or failed; the message names it and the cause."""
 
 
 class Followers:
-    """Followers 1 .. ranks - 1 of this process. Orders come to them in the order in which they were told."""
+    """Followers 1 .. ranks - 1 of this process. They receive orders in the order sent."""
 
     def __init__(self, start: Start, ranks: int, device: str) -> None:
-        """Start them; they load their parts while rank 0 loads its own."""
+        """Start the followers; they load their parts while rank 0 loads its own."""
         self.ranks, self._device = ranks, device
         self._store: Any = open_store()
         self._lost = threading.Event()
@@ -64,32 +64,33 @@ class Followers:
 
     @property
     def pids(self) -> list[int]:
-        """By rank, from 1."""
+        """Process ids by rank, from 1."""
         return [child.pid for child in self._children]
 
     def join(self) -> RankGroup:
-        """Rank 0's collectives. Blocks until all followers have come; one that ends first ends this process."""
+        """Return rank 0's collectives. Blocks until all followers have joined; one that ends first ends this
+        process."""
         return join_ranks(self._store, 0, self.ranks, self._device)
 
     def tell(self, order: Order) -> None:
-        """The same order to all. Raises RankLostError."""
+        """Send the same order to all. Raises RankLostError."""
         for child in self._children:
             child.send(order)
 
     def ask(self, order: Order) -> None:
-        """As `tell`, and wait until all have obeyed; the deadline is that of whoever commands the engine."""
+        """Same as `tell`, and wait for all answers; the engine's caller sets the deadline."""
         self.tell(order)
         self.wait()
 
     def wait(self) -> None:
-        """One answer of each follower: also the first, which says that it is up. Raises RankLostError."""
+        """Wait for one answer of each follower, such as the first, sent when it is up. Raises RankLostError."""
         for queued in self._answers:
             if queued.get() is None:
                 raise RankLostError(self._reason)
 
     def load(self, model: RankTransformer, manifest: WeightsManifest, buffer: Bytes) -> None:
-        """New weights of the whole model: each rank gets its parts, `model` being rank 0's. Raises WeightsCorruptError
-        and WeightsMismatchError before anything changed, RankLostError."""
+        """Load new weights of the whole model: send each rank its parts; `model` is rank 0's. Raises
+        WeightsCorruptError and WeightsMismatchError before any change, RankLostError."""
         whole = dict(unpack(manifest, buffer))
         check_whole(model.whole, whole)
         for rank, child in enumerate(self._children, 1):
@@ -98,17 +99,17 @@ class Followers:
         self.wait()
 
     def pieces(self, model: RankTransformer, tensors: Sequence[TensorSpec]) -> "RelayedPieces":
-        """What takes new weights piece by piece. Raises ValueError for those of another model."""
+        """Return the receiver of new weights in pieces. Raises ValueError for another model's weights."""
         return RelayedPieces(self, model, tensors)
 
     def explain(self, error: Exception) -> NoReturn:
-        """Raise what a failed collective means: the rank that was lost, where one was; else the error itself."""
+        """Raise the cause of a failed collective: RankLostError if a rank was lost, else the error itself."""
         if self._lost.wait(_GRACE_S):
             raise RankLostError(self._reason) from error
         raise error
 
     def close(self) -> None:
-        """End them. Idempotent."""
+        """End the followers. Idempotent."""
         self._closing = True
         for child in self._children:
             child.close(_CLOSE_S)
@@ -141,7 +142,7 @@ class Followers:
 
 
 class RelayedPieces:
-    """Rank 0's end of weights that come piece by piece: each rank takes its parts of every piece."""
+    """Rank 0's end of weights that arrive in pieces: each rank keeps its parts of every piece."""
 
     def __init__(self, followers: Followers, model: RankTransformer, tensors: Sequence[TensorSpec]) -> None:
         self._followers, self._group, self._device = followers, model.group, model.head_weight.device
@@ -149,7 +150,7 @@ class RelayedPieces:
         followers.tell(BeginPieces(tuple(tensors)))
 
     def take(self, piece: Tensor) -> None:
-        """The next piece, uint8. Raises RankLostError."""
+        """Relay the next piece, uint8. Raises RankLostError."""
         piece = piece.to(self._device)
         self._followers.tell(TakePiece(piece.numel()))
         try:

@@ -1,4 +1,4 @@
-"""What rank 0 sends its followers, and what they answer. Plain data."""
+"""Orders of rank 0 to its followers, and their answers. Plain data."""
 
 from dataclasses import dataclass
 
@@ -30,28 +30,28 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class CopyBlocks:
-    """KV blocks, int64 [2, N] (from, to)."""
+    """Copy KV blocks, int64 [2, N] (from, to)."""
 
     pairs: Int64Array
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """K/V slots, int64 [2, N] (from, to)."""
+    """Copy K/V slots, int64 [2, N] (from, to)."""
 
     moves: Int64Array
 
 
 @dataclass(frozen=True, slots=True)
 class Resize:
-    """Make room for so many drafted tokens per request and step."""
+    """Allocate buffers for this many drafted tokens per request and step."""
 
     max_nodes: int
 
 
 @dataclass(frozen=True, slots=True)
 class LoadWeights:
-    """New weights: this rank's parts. Answered."""
+    """Load new weights: this rank's parts. Answered."""
 
     manifest: WeightsManifest
     buffer: NDArray[np.uint8]
@@ -59,7 +59,7 @@ class LoadWeights:
 
 @dataclass(frozen=True, slots=True)
 class BeginPieces:
-    """New weights come in pieces of a buffer that these describe."""
+    """Start new weights in pieces of a buffer that the specs describe."""
 
     tensors: tuple[TensorSpec, ...]
 
@@ -73,7 +73,7 @@ class TakePiece:
 
 @dataclass(frozen=True, slots=True)
 class EndPieces:
-    """All have come. Answered."""
+    """All pieces are sent. Answered."""
 
 
 Order = Step | CopyBlocks | Move | Resize | LoadWeights | BeginPieces | TakePiece | EndPieces | Sleep | Wake

@@ -1,1 +1,1 @@
-"""What runs in the next engine step: requests, slots, blocks, shared prompts."""
+"""Scheduling of the next engine step: requests, slots, blocks, shared prompts."""

@@ -1,4 +1,4 @@
-"""Which KV blocks are in use, and by how many. Owns counts and the free list; never touches a tensor."""
+"""Reference counts of KV blocks, and the free list. Never touches a tensor."""
 
 
 class BlockPool:
@@ -6,7 +6,7 @@ class BlockPool:
 
     def __init__(self, total: int) -> None:
         self._references = [0] * total
-        self._free = list(range(total - 1, -1, -1))  # A stack: the block used last is the warmest in the CPU's cache.
+        self._free = list(range(total - 1, -1, -1))  # a stack: the block used last is the warmest in the CPU's cache
 
     @property
     def total(self) -> int:

@@ -1,9 +1,9 @@
-"""Prompts whose K/V are in the cache, so that n rollouts of one prompt cost one prefill. Never touches a tensor.
+"""Prompts with cached K/V, so that n rollouts of one prompt cost one prefill. Never touches a tensor.
 
 The first request of a prompt (the writer) prefills it in its own blocks, to which the entry holds a reference. Later
 requests share the full blocks before the last prompt token and copy the rest of the last, partial block. They compute
-the last prompt token themselves: its logits give their first draw. The writer goes on to write its response behind the
-copied part of the partial block, which nobody else reads.
+the last prompt token themselves: its logits give their first draw. The writer writes its response behind the copied
+part of the partial block, which no other request reads.
 """
 
 from actors.engine.batch.plan import PromptEntry, PromptKey

@@ -1,9 +1,11 @@
-"""Who runs next. Owns the waiting queue, slots and KV blocks; never touches a tensor or a token's value.
+"""Scheduler: which requests run next. Owns the waiting queue, slots and KV blocks; never touches a tensor or a token's
+value.
 
 Admission: preempted requests first, then longest expected first, ties in order of arrival, while there is a slot and
-there are blocks for every token known. Prompts are prefilled in chunks beside the decoding requests, at most
-`prefill_chunk_tokens` rows a step. A decoding request that finds no block makes the youngest request give up its
-blocks: that one waits and is recomputed. So a request that fits the empty cache always ends; `intake` rejects the rest.
+there are blocks for every known token. Prompts are prefilled in chunks beside the decoding requests, at most
+`prefill_chunk_tokens` rows per step. If a decoding request finds no free block, the youngest request is preempted: its
+blocks are released, and it is recomputed later. So every request that fits the empty cache finishes; `intake` rejects
+the rest.
 """
 
 import heapq
@@ -44,7 +46,7 @@ class Scheduler:
         self._free_slots = list(range(len(table.length) - 1, -1, -1))
         self._held: set[int] = set()  # slots that wait for their prompt's writer
         self._writers: dict[int, PromptKey] = {}  # slots that prefill a prompt for others
-        self._turns: dict[int, PromptKey] = {}  # by noise key: what an episode's last turn here left for the next one
+        self._turns: dict[int, PromptKey] = {}  # by noise key: the cached tokens of an episode's last turn here
         self._copies: list[tuple[int, int]] = []
         self._order = itertools.count()
         self._admissions = itertools.count()
@@ -85,13 +87,13 @@ class Scheduler:
         self._enqueue(ticket, first=False)
 
     def remove(self, request_id: int, *, finished: bool) -> None:
-        """Forget a request (finished or aborted); its slot and blocks become free."""
+        """Remove a request (finished or aborted); its slot and blocks become free."""
         ticket = self._tickets.pop(request_id)
         if ticket.slot >= 0:
             self._vacate(ticket, finished=finished)
 
     def restart_unstarted(self) -> None:
-        """After new weights: no request that has drawn nothing yet may use K/V of the old ones."""
+        """After new weights: requeue requests without draws, which must not use K/V of the old ones."""
         table = self._table
         self._prompts_clear()
         for slot, ticket in list(self._running.items()):
@@ -99,7 +101,7 @@ class Scheduler:
                 self._requeue(ticket)
 
     def schedule(self, weights_version: int, now_s: float) -> StepPlan | None:
-        """The next step, or None if there is nothing to do."""
+        """Return the next step, or None if there is nothing to do."""
         if self._lent and ((self._waiting and self._free_slots) or self._pool.free < len(self._running)):
             self._take_back_drafts()
         self._admit(weights_version, now_s)
@@ -123,7 +125,8 @@ class Scheduler:
         return StepPlan(slots, rows, rows == missing, copies, prefill_tokens)
 
     def reserve_drafts(self, slots: Int64Array, counts: Int64Array) -> Int64Array:
-        """`counts` cut to what fits: a draft never takes a block that costs another request its place."""
+        """Return `counts` cut to the free blocks: a draft never takes a block whose loss would preempt another
+        request."""
         table, counts = self._table, counts.copy()
         blocks = -(-(table.length[slots] + counts) // self._block_tokens)
         for i in np.flatnonzero(blocks > table.block_counts[slots]):
@@ -135,7 +138,7 @@ class Scheduler:
         return counts
 
     def computed(self) -> None:
-        """The step's rows are in the cache: prompts that are complete are handed to those that wait for them."""
+        """The step's rows are cached: start the requests that wait for completed prompts."""
         for slot in list(self._writers):
             entry = self._prompts.get(self._writers[slot])
             if entry is None or self._table.computed[slot] >= entry.reusable_tokens:
@@ -165,9 +168,9 @@ class Scheduler:
             heapq.heappop(self._waiting)
 
     def _place(self, ticket: Ticket) -> bool:
-        """Give the ticket a slot and blocks for every known token; False if it has to wait."""
+        """Give the ticket a slot and blocks for every known token; return False if it must wait."""
         total = self.blocks_for(ticket.known_tokens)
-        # One spare block for each running request: admitting must not be what makes the next step preempt.
+        # one spare block per running request, so that an admission does not cause the next preemption
         spare = len(self._running)
         entry = self._left_for(ticket) or self._prompts.get(ticket.key)
         if not self._free_up(total - self._shared(entry) + spare, keep=entry):
@@ -204,13 +207,13 @@ class Scheduler:
         return True
 
     def _shared(self, entry: PromptEntry | None) -> int:
-        """Blocks of the entry that a request uses as they are."""
+        """Return the number of the entry's blocks that a request uses unchanged."""
         if entry is None or entry.handed_on:
             return 0 if entry is None else len(entry.blocks)
         return entry.reusable_tokens // self._block_tokens
 
     def _left_for(self, ticket: Ticket) -> PromptEntry | None:
-        """What the episode's turn before left, if it is there still."""
+        """Return the cached tokens of the episode's turn before, if they still exist."""
         request = ticket.request
         key = self._turns.get(request.noise_key) if request.earlier_tokens else None
         if key is None or not request.prompt_tokens.tobytes().startswith(key[1]):
@@ -218,9 +221,9 @@ class Scheduler:
         return self._prompts.get(key)
 
     def _hand_on(self, request: Request, slot: int) -> None:
-        """Keep the K/V of a turn that has ended for the next one."""
+        """Keep the K/V of an ended turn for the next one."""
         computed = int(self._table.computed[slot])
-        key = request.noise_key, self._table.tokens[slot, :computed].tobytes()  # of this episode alone
+        key = request.noise_key, self._table.tokens[slot, :computed].tobytes()  # of this episode only
         blocks = self._table.blocks(slot)[: self.blocks_for(computed)]
         left = PromptEntry(
             blocks=blocks, reusable_tokens=computed, writer=request.request_id, ready=True, handed_on=True
@@ -230,7 +233,7 @@ class Scheduler:
         self._turns[request.noise_key] = key
 
     def _fork(self, slot: int, entry: PromptEntry) -> None:
-        """Start `slot` behind the prompt tokens that the entry holds; the partial last block is copied."""
+        """Start `slot` behind the entry's prompt tokens; the partial last block is copied."""
         self._table.computed[slot] = entry.reusable_tokens
         shared = self._shared(entry)
         if shared < len(entry.blocks):
@@ -245,11 +248,11 @@ class Scheduler:
         return True
 
     def _take_back_drafts(self) -> None:
-        """Free the blocks that decoding requests hold for drafts, down to what they held without."""
+        """Free the blocks that decoding requests hold for drafts."""
         table = self._table
         slots = np.fromiter(self._running, np.int64)
         slots = slots[table.computed[slots] == table.length[slots] - 1]
-        needed = -(-table.computed[slots] // self._block_tokens)  # `_make_room` adds the last token's.
+        needed = -(-table.computed[slots] // self._block_tokens)  # without the last token's, which `_make_room` adds
         for i in np.flatnonzero(table.block_counts[slots] > needed):
             slot, count = int(slots[i]), int(needed[i])
             self._pool.release(table.blocks(slot)[count:])
@@ -257,7 +260,7 @@ class Scheduler:
         self._lent = False
 
     def _make_room(self) -> None:
-        """A block for every known token of every active request, preempting the youngest while there is none."""
+        """Ensure a block for every known token of every active request; preempt the youngest while there are none."""
         table = self._table
         while True:
             slots = self._active_slots()
@@ -272,7 +275,7 @@ class Scheduler:
                 return
 
     def _prompts_clear(self) -> None:
-        """Drop every cached prompt; those that wait for one go back to the queue."""
+        """Drop every cached prompt; requests that wait for one are requeued."""
         for slot in list(self._held):
             self._requeue(self._running[slot])
         self._writers.clear()
@@ -280,13 +283,13 @@ class Scheduler:
         self._prompts.clear()
 
     def _requeue(self, ticket: Ticket) -> None:
-        """Take a running request off its slot; it continues from the tokens it has when it is admitted again."""
+        """Preempt a running request; at its next admission it continues from its present tokens."""
         slot = ticket.slot
         drawn = int(self._table.length[slot] - self._table.prompt_length[slot])
         ticket.prefix = self._table.response(slot) if drawn else None
         ticket.reported_tokens = int(self._table.reported[slot] - self._table.prompt_length[slot])
         if self._table.length[slot] == ticket.submitted_tokens:
-            ticket.weights_version = -1  # Nothing was drawn with those weights.
+            ticket.weights_version = -1  # it drew nothing with those weights
         self._vacate(ticket, finished=False)
         self._enqueue(ticket, first=True)
 
