@@ -17,7 +17,7 @@ WORST = 4.0  # times what was expected: a pardoned step counts as no longer, so 
 TOGETHER, PARDON = 2, 256  # usual steps between late ones of one burst; steps of its own between two pardoned bursts
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class _Account:
     """Seconds of one drafter."""
 
