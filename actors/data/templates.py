@@ -25,7 +25,7 @@ class BadPromptError(Exception):
     """This prompt field cannot be rendered: one record is at fault."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Template:
     """Renders prompts. `make_template` makes it and checks that it works."""
 
@@ -125,14 +125,14 @@ def make_template(options: DataOptions, tokenizer: Tokenizer, tools: Sequence[di
     if options.template == "plain":
         if options.system_prompt is not None:
             raise DataError("data.system_prompt needs data.template=chat: a plain prompt has no system message")
-        return Template(tokenizer, chat=False, chat_template=None, system_prompt=None)
+        return Template(tokenizer=tokenizer, chat=False, chat_template=None, system_prompt=None)
     if options.chat_template is None and not getattr(tokenizer, "chat_template", None):
         raise DataError(
             f"the tokenizer in {tokenizer.name_or_path} has no chat template: use data.template=plain, or give one "
             "with data.chat_template=..."
         )
     template = Template(
-        tokenizer,
+        tokenizer=tokenizer,
         chat=True,
         chat_template=options.chat_template,
         system_prompt=options.system_prompt,

@@ -21,7 +21,7 @@ from launch.drafter.fit import DrafterWarmup, fit_drafter
 from launch.interrupt import Interrupt
 from launch.observe import Observer
 
-_POLL_S, _EVENT = 0.5, "drafter_fit"
+_POLL_S = 0.5
 _ONLINE = {  # keys of `drafter:` that say nothing about the fit
     *("train", "every_steps", "drift", "checkpoint_every", "checkpoint_keep", "stop_timeout_s"),
     *("recording", "buffer", "canary"),
@@ -46,9 +46,9 @@ def offline_fit(
         return config
     observer.progress("fitting the drafter")
     if said := damaged(directory):
-        observer.event(_EVENT, said)
+        observer.event("drafter_fit", said)
     if is_kept(directory):
-        observer.event(_EVENT, f"using the drafter fitted before, {directory}")
+        observer.event("drafter_fit", f"using the drafter fitted before, {directory}")
     else:
         given = DrafterWarmup(
             out=directory.with_name(f".{directory.name}.{os.getpid()}"),
@@ -82,7 +82,7 @@ def _fit(
     avoid: Mapping[str, str] | None,
 ) -> None:
     """On the first learner rank's resources, with what it says logged as it comes."""
-    observer.event(_EVENT, f"fitting the drafter to {given.samples} rollouts per prompt of {given.target}")
+    observer.event("drafter_fit", f"fitting the drafter to {given.samples} rollouts per prompt of {given.target}")
     try:
         with place(config, avoid) as placement:
             said: Any = ray.remote(fit_drafter).options(**placement.learner_options(0), max_retries=0).remote(given)
@@ -91,7 +91,7 @@ def _fit(
                     ready, _ = ray.wait([said], timeout=_POLL_S)
                     interrupt.check()
                     if ready:
-                        observer.event(_EVENT, ray.get(next(said)))
+                        observer.event("drafter_fit", ray.get(next(said)))
             except StopIteration:
                 pass
             except BaseException:

@@ -20,7 +20,7 @@ from tests.engine.test_stopping import byte_level, wrapped
 
 WORDS = ("doors ", " to ", "open ", "\nno; ", "no; ", "\n> ")
 TOKENIZER = word_tokenizer([PAD, EOS, UNK, *WORDS, *map(str, range(10))], WORDS, max_tokens=256)
-TEMPLATE = Template(TOKENIZER, chat=False, chat_template=None, system_prompt=None)
+TEMPLATE = Template(tokenizer=TOKENIZER, chat=False, chat_template=None, system_prompt=None)
 PROMPT = "doors 3 to 9\n> "
 
 
@@ -173,7 +173,7 @@ CHAT = (
 def test_a_chat_template_says_what_stands_between_turns() -> None:
     tokenizer = wrapped(byte_level())
     tokenizer.add_special_tokens({"eos_token": "<|im_end|>"})
-    template = Template(tokenizer, chat=True, chat_template=CHAT, system_prompt=None)
+    template = Template(tokenizer=tokenizer, chat=True, chat_template=CHAT, system_prompt=None)
     observed = [{"role": "tool", "content": "42"}]
     text = "<|im_end|>\n<|im_start|>tool\n42<|im_end|>\n<|im_start|>assistant\n"
     assert template.between(observed) == text
