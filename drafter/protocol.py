@@ -113,10 +113,10 @@ class GraphCapture(Protocol):
     """Captures work on tensors whose addresses stay."""
 
     def record(self, compute: Callable[[], None]) -> Replay:
-        """What repeats `compute` on the present contents of the tensors it uses. Runs it at least once to warm up."""
+        """Run `compute` to warm up and return a function that repeats it on the present contents of its tensors."""
 
     def reset(self) -> None:
-        """Share memory anew from now on: somebody's replays are gone. Those that others keep stay valid."""
+        """Start a new shared memory pool, since some replays are no longer used. Other replays stay valid."""
 
 
 class TargetPasses(Protocol):
@@ -165,52 +165,57 @@ class Drafter(ABC):
     captured: bool = False  # a graph was captured in the last `propose`, which takes many times a draft
 
     def begin(self, slot: int, prompt_tokens: NDArray[np.int32], response_tokens: NDArray[np.int32]) -> None:
-        """A request takes `slot`; response_tokens is what stands behind its prompt already: what it has sampled (a
-        re-issued one), or an episode's earlier turns with what was observed."""
+        """A request takes `slot`.
+
+        response_tokens: tokens behind its prompt, already sampled before it was re-issued, or an episode's earlier
+        turns with their observations."""
         return
 
     def end(self, slot: int, tokens: NDArray[np.int32], prompt_length: int, finished: bool) -> None:
-        """The request leaves `slot` with tokens (prompt and response), those from `prompt_length` on of its own turn.
-        Not `finished`: preempted or aborted."""
+        """The request leaves `slot`.
+
+        tokens: prompt and response; those of its own turn begin at `prompt_length`. Not `finished`: it was preempted or
+        aborted."""
         return
 
     @abstractmethod
     def propose(self, batch: BatchView, strategy: Strategy) -> Drafts:
-        """At most strategy.tokens_to_verify tokens for every request of the batch, in paths of at most strategy.depth.
+        """Return at most strategy.tokens_to_verify tokens per request of the batch, in paths of at most strategy.depth.
 
-        May raise: then the engine goes on without this drafter."""
+        If it raises, the engine continues without this drafter."""
 
     def new_target(self, version: int) -> None:
-        """The target model's weights are of this version now: they changed in place, or the engine starts."""
+        """The target's weights changed in place to `version`, or the engine starts with it."""
         return
 
     def remember(self, prompts: list[NDArray[np.int32]], responses: list[NDArray[np.int32]]) -> None:
-        """Rollouts that other workers finished."""
+        """Add rollouts that other workers finished."""
         return
 
     def save(self, directory: str) -> None:
-        """Write what would be lost with the process. Nothing to keep: writes nothing."""
+        """Write the state that would be lost with the process, if there is any."""
         return
 
     def load(self, directory: str) -> None:
-        """Restore what `save` wrote; a missing or unreadable file leaves the drafter as it is, with a warning."""
+        """Restore the state of `save`. A missing or unreadable file is a warning and changes nothing."""
         return
 
     def attach(self, target: TargetPasses) -> None:
-        """Of one that `shares_kv`: called once, before anything is drafted and before graphs are planned."""
+        """Receive the target's passes, if `shares_kv`. Called once, before drafting and before graphs are planned."""
         return
 
     def update(self, version: int, tensors: Mapping[str, Tensor]) -> None:
-        """Of a `trained` one: other weights of the same network, in place, between two engine steps. Raises ValueError,
-        before anything changed, if they are not the network's."""
+        """Load other weights of the same network in place, between two engine steps, if `trained`.
+
+        Raises ValueError before any change if they do not fit the network."""
         return
 
     def plan_graphs(
         self, drafts: Sequence[tuple[int, Strategy]], graph_capture: GraphCapture, truncated: bool = False
     ) -> None:
-        """Capture, the largest first, what drafts by each strategy for up to so many requests; keep what is captured.
-        truncated: some of the requests will have top-k or top-p, so that every graph takes both.
+        """Capture graphs for each (number of requests, strategy), the largest first, and keep them.
 
-        Called when the engine starts and when its strategies change. Replays share the memory of `graph_capture` with
-        others: what one leaves must lie outside of it. What cannot be captured is drafted without; never raises."""
+        truncated: some requests will have top-k or top-p, so every graph takes both. Called when the engine starts and
+        when its strategies change. Replays share the memory of `graph_capture`, so results must lie outside of it. A
+        failed capture means drafting without a graph. Never raises."""
         return

@@ -1,11 +1,11 @@
-"""Who gets the seconds of idle workers in the next RL step: early samples, or the drafter's trainer. Pure.
+"""Gives the idle seconds of an RL step to early samples or to the drafter's trainer. Pure.
 
-Each is worth what it brought per idle second, as the run measured it:
-- early samples: decoding seconds that checks won, per second that the text took (`policies.lookahead`);
-- training: seconds that the trained drafter saves, times the gain of its acceptance over an RL step without training,
-  for the LASTS RL steps that a gain is taken to last, per second of micro-steps.
-Acceptance is compared strategy by strategy (`policies.drafter.acceptance`). What is not known yet is tried; whatever
-lost is tried again after REVISIT RL steps.
+The run measures the value of each per idle second:
+- early samples: decoding seconds won by checks, per second of sampling early (`policies.lookahead`);
+- training: seconds saved by the trained drafter, times the gain in acceptance over an RL step without training, times
+  LASTS, per second of micro-steps. A gain is assumed to last for LASTS RL steps.
+Acceptance is compared strategy by strategy (`policies.drafter.acceptance`). An unknown value is measured first. The
+loser is tried again after REVISIT RL steps.
 """
 
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ _MOST = 1.0  # relative gain of one RL step: a drafter that nobody used before h
 
 
 class Turn(StrEnum):
-    """Whose the idle seconds of an RL step are."""
+    """The use of an RL step's idle seconds."""
 
     LOOK = "look"
     TRAIN = "train"
@@ -28,7 +28,7 @@ class Turn(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdleUse:
-    """Of one RL step, all workers."""
+    """Idle seconds of one RL step, over all workers."""
 
     looked_s: float  # sampling early
     won_s: float  # by checks of the text of the RL step before; below 0: lost
@@ -39,7 +39,7 @@ class IdleUse:
 
 @dataclass(slots=True, kw_only=True)
 class IdleTime:
-    """`observe` once per RL step; `turn` is then the next one's."""
+    """Choice of the next RL step's use, `turn`. Call `observe` once per RL step."""
 
     turn: Turn = Turn.LOOK
     _won_s: float = 0.0  # decayed sums, as all below
@@ -62,7 +62,7 @@ class IdleTime:
         return LASTS * self._gained_s / self._trained_s if self._trained_s else None
 
     def observe(self, use: IdleUse) -> None:
-        """What became of an RL step's idle seconds, and of those before."""
+        """Add the idle seconds of an RL step, and what those of the step before brought."""
         last, self._last = self._last, use
         if last is not None and last.looked_s:
             self._won_s, self._looked_s = _PAST * self._won_s + use.won_s, _PAST * self._looked_s + last.looked_s

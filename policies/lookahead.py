@@ -1,9 +1,9 @@
-"""Whether looking ahead pays, and how much of it to do: by what engines and the driver measured. Pure.
+"""Decides from measured seconds whether to look ahead in the next RL step, and how far. Pure.
 
-Sampling early costs nothing where a worker would stand idle. Checking the text costs the step that it was made for: it
-pays while (share that stands) x (seconds to decode it) > (seconds to check it). Engines measure both sides step by step
-(`contracts.rollout.EarlyUse.saved_s`), and the driver its own seconds. What was lost is owed: it is paid back at SHARE
-of the time that RL steps take, and until then nothing is sampled ahead. Then a probe of few prompts asks again.
+Sampling early is free on a worker that would be idle. Checking the text takes time in the RL step that uses it: it pays
+while (accepted share) x (seconds to decode it) > (seconds to check it). Engines measure both sides step by step
+(`contracts.rollout.EarlyUse.saved_s`), and the driver measures its own seconds. After a loss nothing is sampled ahead
+until SHARE of the RL steps' time has covered it. Then a probe of few prompts measures again.
 """
 
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ _LONGEST_PAUSE = 64
 
 
 class Extent(StrEnum):
-    """Of looking ahead in the next RL step."""
+    """How many prompts of the next RL step are sampled ahead."""
 
     ALL = "all"
     PROBE = "probe"
@@ -26,7 +26,7 @@ class Extent(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """Of one RL step, all workers: seconds of engines and of the driver together."""
+    """Costs and gains of one RL step, over all engines and the driver."""
 
     checked: int  # early tokens
     won_s: float  # decoding seconds of the tokens that checks brought, less those of the checks; below 0: lost
@@ -40,8 +40,9 @@ class Measured:
 
 @dataclass(slots=True)
 class Worth:
-    """`observe` once per RL step; `extent` is then the next one's. While nothing was measured it is ALL: how much one
-    text can lose is bounded where it is checked (`actors.engine.batch.early.MISSES`)."""
+    """Choice of the next RL step's `extent`. Call `observe` once per RL step.
+
+    It begins with ALL. Where a text is checked, its loss is bounded (`actors.engine.batch.early.MISSES`)."""
 
     extent: Extent = Extent.ALL
     won_s: float = 0.0  # decayed sum
@@ -50,7 +51,7 @@ class Worth:
     _left: int = field(default=0)
 
     def observe(self, measured: Measured) -> str:
-        """Returns why the extent changed; empty where it did not."""
+        """Add an RL step. Return why the extent changed, or "" if it did not."""
         before = self.extent
         self.owed_s = max(self.owed_s - SHARE * measured.all_s, 0.0)
         if self.extent is Extent.NONE:

@@ -215,7 +215,7 @@ def _pairs(
 
 
 def _bar() -> "Progress":
-    """Of the rollouts, on a terminal."""
+    """Progress of the rollouts on a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

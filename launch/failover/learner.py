@@ -45,7 +45,7 @@ class _Published:
 
 
 class LearnerNews(Enum):
-    """What becomes of the group of ranks."""
+    """The outcome for the group of ranks."""
 
     STARTS = auto()  # it needs its places: nobody else asks for any until STARTED
     STARTED = auto()  # or not

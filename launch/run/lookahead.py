@@ -37,14 +37,15 @@ class Lookahead:
 
     @property
     def extent(self) -> Extent:
-        """Of the next RL step. `rollout.lookahead: always` does not ask whether it pays."""
+        """The next RL step's extent. With `rollout.lookahead: always` it is ALL whether it pays or not."""
         return Extent.ALL if self.config.rollout.lookahead == "always" else self.worth.extent
 
     def plan(self, order: PromptOrder | MixedOrder, lengths: LengthModel, step: int, *, trains: bool = False) -> bool:
-        """Before RL step `step` is sampled, its prompts taken from the order: the next ones of the order come in the
-        step after it, or, with dynamic sampling, in a further round of this one. Of each prompt only so many samples
-        as are sure to be asked for. How they end follows from their own rule, which may be another then.
-        `trains`: else idle workers train the drafter. Returns whether they look ahead."""
+        """Plan early samples before RL step `step` is sampled. Return whether idle workers look ahead.
+
+        The order's next prompts belong to the step after it or, with dynamic sampling, to a further round of this one.
+        Only samples that are sure to be requested are planned. Their stop rule at that time may differ.
+        trains: otherwise idle workers train the drafter."""
         options, extent, begin_s = self.config.rollout, self.extent, time.perf_counter()
         yields = trains and self.idle is not None and self.idle.turn is Turn.TRAIN
         if step >= self.config.run.steps or extent is Extent.NONE or yields:

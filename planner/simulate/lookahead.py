@@ -1,10 +1,9 @@
-"""Early samples in a simulated run (`rollout.lookahead`): the next RL step's responses, drawn a step ahead, and what
-there is of each when it is asked for.
+"""Early samples in a simulated run (`rollout.lookahead`): the next RL step's responses, sampled a step ahead.
 
-A worker's spare seconds of an RL step decode its share of the next one's responses, in the engine of this simulator.
-Of that text stands what comes before the first difference, which comes once in `differs` tokens; what stands is checked
-like a prompt, and the rest is sampled anew. So it is a lower bound: behind a difference old text still drafts. Beside
-drafter training only the learner's seconds are for early samples.
+A worker's idle seconds in an RL step decode its share of the next step's responses, in this simulator's engine. Text is
+accepted up to its first difference; the mean distance is `differs` tokens. Accepted text is checked like a prompt, and
+the rest is sampled anew. This is a lower bound, since in a run old text behind a difference still drafts. With drafter
+training only the learner's seconds are used for early samples.
 """
 
 import math
@@ -22,7 +21,7 @@ from planner.simulate.workload import Asked, Workload
 
 @dataclass(slots=True, kw_only=True)
 class EarlySamples:
-    """Of a run; deterministic by its seed."""
+    """The early samples of a run; deterministic by its seed."""
 
     scenario: Scenario
     workload: Workload
@@ -38,7 +37,7 @@ class EarlySamples:
         return found
 
     def look(self, seats: Collection[SimulatedWorker], meanwhile_s: float) -> None:
-        """An RL step ends, in which these had their `spare_s` and so many seconds of the learner's."""
+        """End an RL step: use each worker's `spare_s`, and `meanwhile_s` seconds of the learner's update."""
         options, training = self.scenario.lookahead, self.scenario.speculation
         spare = [(seat.spare_s, seat) for seat in seats if seat.up and not seat.leaving]
         for seat in seats:

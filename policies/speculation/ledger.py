@@ -1,9 +1,8 @@
-"""What each drafter's steps brought beside those that would have been made without it: how late its drafts are, and
-whether it rests. Owns the accounts; knows no costs and makes no choice.
+"""Accounts of each drafter: seconds saved compared with the best choice without it, lateness, and pauses.
 
-A drafter that lost its allowance rests, first for a few times the seconds that it lost, then each time for twice as
-long, until it has earned back what it lost. So one burst of a disturbed machine costs some seconds of another drafter's
-speed, and one that always loses loses ever more rarely. A drafter that comes back comes without its past.
+It knows no costs and makes no choice. A drafter that has lost its allowance is not used for REST times the loss. Each
+further pause is LONGER times as long, until the drafter has earned its loss back. So one burst of a disturbed machine
+costs a few seconds, and a drafter that always loses is tried ever more rarely. After a pause the account is empty.
 """
 
 from collections.abc import Iterable
@@ -37,18 +36,18 @@ class _Account:
 
 
 class Ledger:
-    """Of one engine's drafters."""
+    """The accounts of one engine's drafters."""
 
     def __init__(self, drafters: Iterable[str], exploration: float) -> None:
         self._accounts = {drafter: _Account() for drafter in drafters}
         self._exploration, self._granted_s = exploration, 0.0
 
     def grant(self, seconds: float) -> None:
-        """What each may lose before anything was decoded."""
+        """Set the seconds that each drafter may lose before anything was decoded."""
         self._granted_s = seconds
 
     def decoded(self, steps: int, seconds: float, drafted: Iterable[str]) -> None:
-        """So many engine steps took so long, some of them with these drafters."""
+        """Add engine steps and their seconds; `drafted`: the drafters used in them."""
         keep, idle, busy = 0.5 ** (steps / PAST_STEPS), 0.5 ** (steps / IDLE_STEPS), set(drafted)
         for drafter, one in self._accounts.items():
             late = keep if drafter in busy else idle
@@ -61,8 +60,9 @@ class Ledger:
                     one.expected_s = one.took_s = one.saved_s = one.earned_s = one.decoded_s = one.rest_s = 0.0
 
     def took(self, drafter: str, seconds: float, expected_s: float) -> float:
-        """A usual step of it, and what it was to take with drafts as predicted. Returns the seconds that count: not all
-        of the late steps of a burst, unless such bursts are frequent."""
+        """Add a step of `drafter` that took `seconds`, predicted `expected_s`. Return the seconds that count.
+
+        A late step in a burst counts WORST times `expected_s` at most, unless such bursts are frequent."""
         one, counted_s = self._accounts[drafter], seconds
         one.steps += 1
         if seconds > WORST * expected_s:
@@ -76,8 +76,9 @@ class Ledger:
         return counted_s
 
     def saved(self, drafter: str, seconds: float, once_s: float) -> None:
-        """Beside what would have decoded without it; negative: lost. `once_s`: of making it ready, to be earned back
-        before it counts as lost."""
+        """Add seconds saved compared with the best choice without `drafter`; negative: lost.
+
+        once_s: seconds of making it ready. They count as lost only when it has not earned them back."""
         one = self._accounts[drafter]
         one.earned_s += seconds
         one.saved_s = min(one.saved_s + seconds, max(self._may_lose_s(one), one.worst_s))
@@ -91,9 +92,10 @@ class Ledger:
         return self._accounts[drafter].rest_s > 0.0
 
     def lateness(self, drafter: str) -> float:
-        """By how much its steps took longer than with drafts as predicted, >= 1: the usual price of drafts that are
-        now and then very late is not their mean. What may be lost is doubt: it grows while others decode, and brings
-        the drafter back."""
+        """Return measured over predicted seconds of its steps, >= 1.
+
+        The usual price of drafts that are sometimes very late is below their mean. The allowance is added to both sums,
+        so the ratio tends to 1 while other drafters decode, and the drafter is tried again."""
         one = self._accounts[drafter]
         doubt_s = self._may_lose_s(one)
         return max((one.took_s + doubt_s) / (one.expected_s + doubt_s), 1.0) if doubt_s else 1.0

@@ -1,8 +1,8 @@
 """A kernel launch as plain data, and how a plan of launches runs: by Triton the first time, directly afterwards.
 
-A plan is made of shapes alone, so a call of shapes that were seen before has the same kernels, grids and numbers as the
-call that was first: what differs are addresses. Such a call neither plans nor asks Triton which variant it means. Owns
-what is remembered, which holds no tensor. An eager step of a small model is bound by this: six launches a layer.
+A plan depends on shapes alone. A later call of equal shapes has the same kernels, grids and numbers as the first one;
+only addresses differ. Such a call makes no plan and does not ask Triton for the variant. What is remembered holds no
+tensor. Launches bound an eager step of a small model: there are six per layer.
 """
 
 from collections.abc import Callable, Sequence
@@ -39,7 +39,7 @@ class Launch:
         return self._jit(warmup=False)
 
     def compile(self) -> Any:
-        """What a launch with these arguments would run, compiled for the active driver's device and not launched."""
+        """Compile the kernel for the active driver's device without launching it."""
         return self._jit(warmup=True)
 
     def _jit(self, *, warmup: bool) -> Any:
@@ -137,8 +137,7 @@ def _launch(known: _Known, addresses: list[int], device: torch.device) -> None:
 
 
 def _remember(call: tuple[Any, ...], given: list[Tensor], launches: list[Launch], kernels: list[Any]) -> _Known | None:
-    """Which of the call's tensors each launch takes is read off the objects: nothing is remembered where that is not
-    plain (one tensor given twice, or a view of one)."""
+    """Return where each launch's arguments come from; None if that is ambiguous (a tensor given twice, or a view)."""
     made: list[Tensor] = []
     numbers: list[Any] = []
     places = {id(x): place for place, x in enumerate(given)}

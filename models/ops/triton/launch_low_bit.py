@@ -55,7 +55,7 @@ def plan_low_bit_linear(
     bias: Tensor | None,
     out: Tensor,
 ) -> list[Launch]:
-    """Which format it is, the dtypes say: int8 by int8, fp8 by fp8, int8 by nibbles, or floats by nibbles."""
+    """The dtypes tell the format: int8 by int8, fp8 by fp8, int8 by nibbles, or floats by nibbles."""
     rows, depth = x.shape
     columns, groups = scales.shape
     integer = x.dtype is torch.int8

@@ -1,9 +1,9 @@
-"""Who walks which part of which context: attention's work list, planned on the host from lengths that it knows.
+"""Attention's work list: the parts of all contexts, divided among programs on the host.
 
 A fixed grid of programs shares all splits of all tiles evenly, so one long context among many short ones is walked by
 many programs. Only the list's contents change from step to step, never its size: a captured graph reads another list.
-Splits lie at absolute positions and are merged in their order, so no bit depends on who walks what. The host-planned
-lists of FlashInfer and FlashAttention 3 are alike.
+Splits lie at absolute positions and are merged in order, so no bit depends on the division. FlashInfer and
+FlashAttention 3 plan such lists too.
 """
 
 from dataclasses import dataclass
@@ -47,13 +47,15 @@ class WorkList:
         return cls(tile_of(groups, dtype) // groups, programs_of(kv_heads))
 
     def size(self, requests: int, rows: int, most: int) -> int:
-        """Numbers of any list for at most `requests` requests with `rows` rows, of one request `most`."""
+        """Return the length of the longest list of `requests` requests with `rows` rows in all, at most `most` each."""
         tiles = requests if most <= self.tile_rows else rows // self.tile_rows + requests
         return self.programs + 1 + 4 * (tiles + self.programs)
 
     def write(self, out: Numbers, query_offsets: Numbers, context_lens: Numbers, *, tree: bool) -> None:
-        """Into the first numbers of `out`: every split of every tile once, to no program more than one split more than
-        to another. query_offsets [requests + 1], context_lens [requests]; tree: rows see all of their request's."""
+        """Write the list to the beginning of `out`: each split of each tile once.
+
+        Two programs differ by at most one split. query_offsets [requests + 1], context_lens [requests]. tree: a row
+        attends to the whole context of its request."""
         programs, tile_rows = self.programs, self.tile_rows
         counts = query_offsets[1:] - query_offsets[:-1]
         if counts.max(initial=0) <= tile_rows:
