@@ -1,4 +1,4 @@
-"""What keeps a coordinator, or who speaks to it, from its start."""
+"""Errors that keep a coordinator or its clients from starting."""
 
 
 class SetupError(ValueError):

@@ -15,7 +15,7 @@ from models.durable import CHECKSUMS_FILE, faults, put_aside, seal, sync
 
 
 def damaged(folder: Path) -> str:
-    """What is wrong with what was kept in `folder`, which is set aside then; empty: nothing, or there is none."""
+    """Check the cached `folder`. A damaged one is moved aside, and the damage is returned; else ""."""
     found = faults(folder) if folder.is_dir() else None
     if not found:
         return ""

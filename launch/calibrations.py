@@ -158,7 +158,7 @@ class CalibrationStore:
 
     @classmethod
     def of(cls, config: Config, observer: RunObserver) -> "CalibrationStore":
-        """As rollout.speculation.calibration says. What cannot be read costs time, never the run."""
+        """Open the store that rollout.speculation.calibration names. An unreadable file is ignored with an event."""
         wanted, folder = config.rollout.speculation.calibration, calibrations_folder(config)
         if wanted == "off" or config.rollout.speculation.mode == "off":
             return cls(folder=folder, observer=observer, keeps=False)
@@ -222,7 +222,7 @@ class CalibrationStore:
 
 
 def _fitting(folder: Path, wanted: dict[str, str], observer: RunObserver) -> Iterator[Calibration]:
-    """Of that model and precision, for all devices."""
+    """Yield the calibrations of that model and precision, for all devices."""
     for path in sorted(folder.glob("*.json")):
         try:
             key = CalibrationKey.model_validate(json.loads(path.read_bytes())["key"])

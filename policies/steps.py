@@ -24,7 +24,7 @@ class Load:
 
 
 class StepKind(Enum):
-    """What an engine step's time and tokens may be used for."""
+    """The kind of an engine step, which decides what its time and tokens may be used for."""
 
     USUAL = "usual"  # only decoding and drafting
     CAUGHT_UP = "caught_up"  # the drafter first processed text that it had skipped: the cost of a switch

@@ -38,7 +38,7 @@ def unusable() -> str:
 
 def generated(config: Config, out: TextIO | None = None) -> Config:
     """`config` with the files of its data.reasoning_gym as data.sets and eval.sets. Each is made once for its content:
-    `run.dir`/reasoning_gym/NAME-HASH. What takes long is said to `out`. Raises ConfigError for what the
+    `run.dir`/reasoning_gym/NAME-HASH. Long work reports to `out`. Raises ConfigError for what the
     package lacks or refuses."""
     asked = config.data.reasoning_gym
     if not asked:

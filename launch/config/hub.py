@@ -72,7 +72,7 @@ def require_shape(path: str) -> None:
 def converted(config: Config, out: TextIO | None = None) -> Config:
     """`config` with the files of its data.reasoning_gym, and with the folder of its model where `model.path` is a GGUF
     file or `package:NAME`, an installed package that holds one. The folder is made from the file's content once:
-    `run.dir`/models/NAME-SHA256. What takes long is said to `out`.
+    `run.dir`/models/NAME-SHA256. Long work reports to `out`.
 
     Raises ConfigError if there is no such file or package, if models.gguf refuses the file, or as `generated` does.
     """
@@ -124,9 +124,10 @@ def _packaged(name: str) -> Path:
 
 
 def fetched(config: Config, out: TextIO | None = None) -> Config:
-    """`config` with Hub ids that are no paths here replaced by their folders, fetched where they are not in the cache,
-    and a GGUF file by the folder made from it. What takes long is said to `out`. Raises ConfigError, with the command
-    that does it elsewhere, if one cannot be."""
+    """Return `config` with folders in place of Hub ids that are no local paths, and of a GGUF file.
+
+    A Hub id that is not in the cache is downloaded. Long work reports to `out`. Raises ConfigError with the command to
+    run on another machine if a download fails."""
     config = converted(config, out)
     issues: list[Issue] = []
     for pattern in (*MODELS, *DATA):

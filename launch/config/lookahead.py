@@ -11,7 +11,7 @@ KEY = "rollout.lookahead"
 
 
 def cannot_look_ahead(config: Config) -> str | None:
-    """Why idle workers could sample nothing of the next RL step, whatever was wished."""
+    """Return why this configuration cannot sample the next RL step early, whatever the key says; None: it can."""
     rollout, speculation, cluster = config.rollout, config.rollout.speculation, config.cluster
     if not BACKENDS[rollout.engine.backend].early_text:
         return f"the {rollout.engine.backend} engine cannot check text without changing tokens"
@@ -47,7 +47,7 @@ def no_lookahead(config: Config) -> str | None:
 
 
 def lookahead_text(config: Config) -> str:
-    """What `paceline config` and a run's event say of it."""
+    """Return the sentence of `paceline config` and of the run's event."""
     if (reason := no_lookahead(config)) is not None:
         return f"off: {reason}"
     if ahead_meanwhile(config):

@@ -117,8 +117,9 @@ def device_of(config: Config) -> Device | None:
 
 
 def gpu_costs(config: Config) -> CostModel:
-    """What an engine on the configuration's GPU knows of its passes before the first: how many rows are free, which
-    bounds the tokens to verify."""
+    """Return the cost model of an engine on the configuration's GPU before its first pass.
+
+    It holds the number of free rows, which bounds the tokens to verify."""
     device = device_of(config)
     return CostModel(free=UNKNOWN_GPU if device is None else FreeRows(device.free_rows))
 

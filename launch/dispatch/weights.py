@@ -149,7 +149,7 @@ class Loading:
         return True
 
     def answered(self, seat: Seat, loaded: WeightsLoaded) -> None:
-        """What it says that it holds. Raises PacelineError: other weights."""
+        """Take a worker's answer to a hand-over. Raises PacelineError if it holds other weights."""
         if not loaded.failure and seat.down_since_wall_s is None:
             seat.spans.other("load_weights", seat.since_wall_s, self._seats.context.wall())
         if self._handing is None:

@@ -48,7 +48,7 @@ class AbortRule:
         return Lateness(at.give_up_at, beyond, self._window.mean_excess(at.give_up_at), mean)
 
     def held_up(self, responses: int) -> float:
-        """Of a round of so many responses: seconds that a late token takes over those that others take, >= 1."""
+        """Return the seconds of a late token over those of others, >= 1, in a round of `responses`."""
         lateness = self.lateness
         return 1.0 if lateness is None else self._window.held_up(lateness.give_up_at, responses)
 

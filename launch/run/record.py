@@ -99,7 +99,7 @@ def record_step(job: Job, notes: StepNotes, handed: Published) -> None:
 
 
 def looked_ahead(job: Job, step_s: float, drafter: StepDrafter | None) -> dict[str, float]:
-    """What idle workers' early samples brought; {} where nothing is sampled ahead. Says so where that changes."""
+    """Return the metrics of early samples; {} without lookahead. A changed decision is an event."""
     if job.lookahead is None:
         return {}
     metrics, news = job.lookahead.take(step_s, len(job.dispatcher.workers()), drafter)

@@ -7,37 +7,37 @@ from typing import Protocol
 
 
 class Places(Protocol):
-    """By the names of workers."""
+    """The places of workers, by name. The fleet of a simulated run, and that of a test, implement it."""
 
     def up(self) -> list[list[str]]:
-        """What one interruption may take: the places that are up, by node or alone."""
+        """Return the places that are up, in groups that one interruption takes together: by node, or alone."""
 
     def withhold(self, name: str) -> None:
-        """It gets nothing more."""
+        """Give this worker no further requests."""
 
     def drain(self, name: str) -> None:
-        """It gives everything back and is gone."""
+        """Take its requests back and let it leave."""
 
     def fall_silent(self, name: str) -> None:
-        """It is lost, and nobody knows."""
+        """Lose it without a message to the driver."""
 
     def lose(self, name: str) -> None:
-        """The driver has found out."""
+        """Tell the driver that it is lost."""
 
     def let_go(self, name: str) -> None:
-        """It goes of its own accord."""
+        """Let it leave by itself."""
 
     def ready(self, name: str) -> None:
-        """A successor sits there."""
+        """Put a successor in its place."""
 
     def standing(self) -> tuple[list[str], list[tuple[float, str]]]:
-        """Names of all that are up, and (seconds without a request, name) of those that have none, longest first."""
+        """Return the names of all that are up, and (idle seconds, name) of the idle ones, longest first."""
 
     def waiting(self) -> tuple[int, float]:
-        """Requests that nobody has, and their expected tokens."""
+        """Return the number of unassigned requests, and their expected tokens."""
 
     def tokens_per_s(self) -> float:
-        """Of one worker; 0: nothing is known yet."""
+        """Return the decoding speed of one worker; 0: not known yet."""
 
     def node_of(self, name: str) -> int:
-        """From 0."""
+        """Return its node, from 0."""

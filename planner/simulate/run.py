@@ -465,8 +465,9 @@ class SimulatedRun:
 
 
 def simulate(scenario: Scenario, line: ProgressLine | None = None) -> Outcome:
-    """What this run takes and costs. Deterministic: the same scenario, the same outcome. Raises ConfigError for a model
-    that does not fit its GPUs and for a GPU nobody knows, OSError for files."""
+    """Simulate a run: its duration and costs. The same scenario gives the same outcome.
+
+    Raises ConfigError for a model that does not fit its GPUs and for an unknown GPU, OSError for files."""
     return SimulatedRun(scenario, line).outcome()
 
 

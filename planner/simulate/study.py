@@ -67,7 +67,7 @@ def techniques_of(scenario: Scenario) -> list[str]:
 
 
 def ablation(scenario: Scenario, line: ProgressLine | None = None) -> Ablation:
-    """Of the techniques that the scenario has on. Raises as `simulate`."""
+    """Simulate the scenario without each of its techniques in turn. Raises as `simulate`."""
     names = techniques_of(scenario)
 
     def run(on: Sequence[str], what: str) -> Outcome:

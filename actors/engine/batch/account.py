@@ -174,8 +174,9 @@ class StepAccount:
         checked: StepDrafts,
         elapsed_s: float,
     ) -> NDArray[np.int64] | None:
-        """What the checks won, and what the policy learns of the drafts beside them. Returns how many of each of those
-        were accepted; None: there were none."""
+        """Account for the checks' gain, and tell the policy of the drafts in the same step.
+
+        Returns how many of each request's drafts were accepted; None: there were no drafts."""
         speculator, stood = self._speculator, None
         outcome = _costs_alone(self._evaluation, PLAIN, load, plan.prefill_tokens + checked.drafted, elapsed_s)
         rest = rest_of(plan, checked)

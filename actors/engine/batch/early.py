@@ -138,7 +138,7 @@ class EarlyTexts:
                 self._drop(slot)
 
     def uncount(self, plan: StepPlan, checked: StepDrafts, settled: Settled) -> None:
-        """What the table counts as drafted is what drafters are judged by: early text is none of theirs."""
+        """Take early text out of the table's counts of drafted tokens, by which drafters are judged."""
         counts = checked.counts[plan.samples]
         own = counts > 0
         slots = plan.slots[plan.samples][own]
@@ -156,7 +156,7 @@ def unchecked(plan: StepPlan, checked: StepDrafts) -> NDArray[np.bool_]:
 
 
 def rest_of(plan: StepPlan, checked: StepDrafts) -> StepPlan | None:
-    """What drafters may draft for beside the checks, as if those were prompt chunks; None: every request is checked."""
+    """Return the plan of the requests without checks; checks count as prompt chunks. None: all are checked."""
     places = unchecked(plan, checked)
     if not places.any():
         return None

@@ -235,7 +235,7 @@ class Speculator:
 
     @contextmanager
     def _guarded(self, name: str) -> Iterator[None]:
-        """What the drafter raises in the block ends it, not the engine."""
+        """An exception of the drafter in the block ends the drafter, not the engine."""
         try:
             yield
         except Exception as error:
@@ -266,7 +266,7 @@ class Speculator:
 
     @property
     def chosen_for(self) -> Load:
-        """What the last step decoded, or of a step with early text what was left to draft for."""
+        """The load of the last step; of a step with early text, of its requests without checks."""
         return self._load
 
     def drew(self, new_tokens: int) -> None:
