@@ -186,6 +186,7 @@ async def test_it_stands_still_for_the_learner_until_there_are_new_weights() -> 
         await w.training()
         await w.worker.stop_training()
         assert w.script.log[-1] == "stopped"
+        await eventually(lambda: bool(only(w.events, TrainStopped)))  # behind the last micro-step
         steps = len(only(w.events, MicroStep))
         await eventually(lambda: w.state == "TRAINING starting")  # the coordinator knows of nothing, and asks again
         await w.worker.stop_training()

@@ -20,7 +20,7 @@ from contracts.rollout import (
     SamplingParams,
     Slept,
 )
-from drafter.protocol import Drafter
+from drafter.protocol import BatchView, Drafter, Drafts
 from models.manifest import WeightsManifest
 from policies.speculation.policy import FixedPolicy
 
@@ -111,21 +111,20 @@ def test_a_drafter_that_it_does_not_have_is_named() -> None:
     assert "'eagle'" in answer.reason
 
 
-class Broken:
+class Broken(Drafter):
     """A drafter that fails when a request takes a slot."""
 
-    name, needs_hidden = "ngram", False
+    name = "ngram"
 
     def begin(self, slot: int, prompt_tokens: NDArray[np.int32], response_tokens: NDArray[np.int32]) -> None:
         raise RuntimeError("it has no room")
 
-    def new_target(self, version: int) -> None:
-        """It does not matter here."""
+    def propose(self, batch: BatchView, strategy: Strategy) -> Drafts:
+        raise AssertionError("it has no requests")
 
 
 def test_a_drafter_that_fails_after_the_first_step_is_reported() -> None:
-    drafter: Any = Broken()
-    drafters: dict[str, Drafter] = {"ngram": drafter}
+    drafters: dict[str, Drafter] = {"ngram": Broken()}
     engine = engine_of(Silent(), drafters=drafters, policy=FixedPolicy(Strategy.parse("ngram:2")))
     first = engine.step()
     engine.apply(Submit((request(0),)), None)
