@@ -180,9 +180,19 @@ def _worded(text: str, other: str) -> str:
     rest, factor, percent = split_unit(text)
     if rest is not None and factor == 1 and not percent and _COUNTED.search(rest):
         unit = text[len(rest) :].strip()
-        if len(unit) != 1 or unit not in re.split(r"\\?[A-Za-z]{2,}|[^A-Za-z]", other):
+        if len(unit) != 1 or unit not in re.split(r"\\?[A-Za-z]{2,}|[^A-Za-z]", _without_units(other)):
             text = rest
     return _BRACKETED.sub(_spaced, _THOUSANDS.sub(lambda match: match[0].replace(",", ""), text))
+
+
+def _without_units(text: str) -> str:
+    """The text without the units that `_worded` takes from its members."""
+    members = []
+    for member in listed(joined_words(text)):
+        rest, factor, percent = split_unit(member)
+        counts = rest is not None and factor == 1 and not percent and _COUNTED.search(rest)
+        members.append(rest if rest is not None and counts else member)
+    return ", ".join(members)
 
 
 def _upper(sign: re.Match[str]) -> str:

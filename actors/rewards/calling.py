@@ -206,6 +206,12 @@ def _check_made(name: str, found: Any, arguments: Mapping[str, Any]) -> None:
         raise TypeError(f"{name}{signature} is made as {name}({said}), by the term's `arguments`: {error}") from None
 
 
+def _takes_record(parameter: inspect.Parameter) -> bool:
+    """Whether a parameter that is called like a field may be meant as the record: so annotated, or optional."""
+    annotation = str(parameter.annotation).lower()
+    return parameter.default is not inspect.Parameter.empty or "dict" in annotation or "mapping" in annotation
+
+
 def _binding(name: str, called: Any, arguments: Mapping[str, Any], *, skip: int) -> tuple[bool, tuple[str, ...]]:
     """Return (whether prompt, response and record are passed by position, the names passed by keyword). They are passed
     by position if the name of one of the first three parameters is not on offer. TypeError if the function cannot be
@@ -231,7 +237,7 @@ def _binding(name: str, called: Any, arguments: Mapping[str, Any], *, skip: int)
         signature.bind(*[""] * (3 * by_position), **dict.fromkeys(asks), **arguments)
     except TypeError as error:
         fault = fault or str(error)
-    if by_position and len(first) == 3 and first[2].name in _FIELDS:
+    if by_position and len(first) == 3 and first[2].name in _FIELDS and not _takes_record(first[2]):
         fault = f'the third is the record, a line of the data file: name it record, and read record["{first[2].name}"]'
     if fault:
         raise TypeError(

@@ -57,7 +57,7 @@ def _kuberay(document: Mapping[str, Any]) -> Iterator[Issue]:
     if kind not in _KINDS:
         yield Issue("kind", f"{kind} is not checked here", remedy=f"one of: {', '.join(_KINDS)}")
         return
-    faults = list(_of_schema({**_schema(), "$ref": f"#/$defs/{kind}"}, document))
+    faults = list(dict.fromkeys(_of_schema({**_schema(), "$ref": f"#/$defs/{kind}"}, document)))
     if faults:
         yield from faults
         return
@@ -123,14 +123,14 @@ def _image(key: str, image: object) -> Iterator[Issue]:
 
 
 def _of_schema(schema: Mapping[str, Any], document: Mapping[str, Any]) -> Iterator[Issue]:
-    """What JSON schema draft 2020-12 refuses: unknown and missing fields by their own keys."""
+    """Yield what JSON schema draft 2020-12 refuses: unknown and missing fields by their own keys, some repeatedly."""
     import jsonschema
 
     for fault in jsonschema.Draft202012Validator(schema).iter_errors(document):
         key = ".".join(map(str, fault.absolute_path))
         match fault.validator:
             case "additionalProperties":
-                for name in sorted(fault.instance.keys() - fault.schema["properties"].keys()):
+                for name in sorted(fault.instance.keys() - fault.schema["properties"].keys(), key=str):
                     yield Issue(
                         f"{key}.{name}".lstrip("."),
                         "KubeRay has no such field here (of its API up to 1.6)",

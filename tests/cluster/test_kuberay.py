@@ -101,6 +101,21 @@ def test_damage_is_found_and_named(
     assert [issue for issue in found if key in issue.key and says in issue.message], found
 
 
+def test_each_fault_is_told_once(manifest: Manifest, tmp_path: Path) -> None:
+    damaged = copy.deepcopy(manifest)
+    second = cluster_of(damaged)["workerGroupSpecs"][1]
+    del second["minReplicas"], second["maxReplicas"]
+    found = [issue.key.rpartition("workerGroupSpecs.")[2] for issue in checked(damaged, tmp_path)]
+    assert sorted(found) == ["1.maxReplicas", "1.minReplicas"]
+
+
+def test_unknown_keys_that_are_no_texts_are_named(manifest: Manifest, tmp_path: Path) -> None:
+    """YAML 1.1 reads `on:` as true."""
+    damaged = copy.deepcopy(manifest)
+    damaged["spec"] |= {True: 1, "rayVersoin": "2.60.0"}
+    assert {issue.key for issue in checked(damaged, tmp_path)} >= {"spec.True", "spec.rayVersoin"}
+
+
 def test_the_run_fits_the_pods_of_its_cluster(manifest: Manifest) -> None:
     """Every resource that the run asks for is offered by one group, at least and at most as many as it may want."""
     path = "examples/cluster/qwen2.5-7b-gsm8k.yaml"

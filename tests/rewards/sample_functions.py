@@ -76,6 +76,14 @@ def takes_answer(question: str, response: str, answer: str) -> float:
     return float(response == answer)
 
 
+def takes_record_as_reference(prompt: str, response: str, reference: dict[str, Any]) -> float:
+    return float(response == reference["answer"])
+
+
+def takes_record_as_target(question: str, response: str, target: Any = None) -> float:
+    return float(target["answer"] == response)
+
+
 def verl(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> float:
     return 0.0
 

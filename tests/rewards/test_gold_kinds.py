@@ -24,6 +24,11 @@ FORMULAS = {  # by gold: what equals it
     r"\ln 3 + i\pi / 4": [r"\ln(3) + \frac{\pi}{4} i"],
     r"\frac{3}{2m} t": [r"\frac{3t}{2m}", r"1.5 \frac{t}{m}"],
     r"\frac{21}{4} m": [r"\frac{21 m}{4}", "5.25 m"],
+    r"\sqrt{4}\text{ m}": ["2 m"],  # the other side's unit is no factor of it
+    r"2^3\text{ m}": ["8 m"],
+    "8 m": [r"2^3\text{ m}"],
+    r"\frac{15}{\sqrt{4}}\text{ g}": ["7.5 g"],
+    r"9 \cdot 2 \text{ m}": ["18 m"],
     "3.4 Z": ["3.4Z", r"3.4 \cdot Z"],
     r"4.5 \tau": [r"4.5\tau", r"\frac{9}{2}\tau"],
     r"\frac{1}{\sqrt{3}}c": [r"\frac{c}{\sqrt{3}}", r"\frac{\sqrt{3}}{3} c"],

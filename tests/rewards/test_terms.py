@@ -35,6 +35,11 @@ def test_python_gets_prompt_response_and_record() -> None:
     assert grade(python("prints")).value == 0.5
 
 
+@pytest.mark.parametrize("name", ["takes_record_as_reference", "takes_record_as_target"])
+def test_a_third_parameter_that_is_annotated_or_optional_is_the_record(name: str) -> None:
+    assert grade(python(name), response="7", record={"answer": "7"}).value == 1.0
+
+
 def test_the_sum_is_weighted_and_its_parts_are_not() -> None:
     got = grade(
         RewardTerm(kind="math"),

@@ -106,5 +106,5 @@ def test_nothing_grows(runs: Runs, sessions: Path) -> None:
             most = max(getattr(row, what) for row in before)
             if getattr(after[-1], what) > most + MORE:
                 grown.append(f"{name} holds {getattr(after[-1], what)} {what}, at most {most} before: {after[-1]}")
-    assert {"driver", "rollout_worker", "engine", "learner", "reward_worker"} <= looked_at
+    assert {"driver", "rollout_worker", "engine", "learner", "reward_worker", "gcs_server", "raylet"} <= looked_at
     assert grown == []
