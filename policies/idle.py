@@ -50,11 +50,14 @@ class IdleTime:
     _untrained: float = 0.0  # their number
     _since: int = 0  # RL steps since the other had its turn
     _last: IdleUse | None = field(default=None)
+    _tried: bool = False  # a turn to look found no second for it
 
     @property
     def looking(self) -> float | None:
-        """Seconds won per second of sampling early; None: not measured."""
-        return self._won_s / self._looked_s if self._looked_s else None
+        """Seconds won per second of sampling early, 0 where no worker found a second for it; None: not measured."""
+        if not self._looked_s:
+            return 0.0 if self._tried else None
+        return self._won_s / self._looked_s
 
     @property
     def training(self) -> float | None:
@@ -68,6 +71,7 @@ class IdleTime:
             self._won_s, self._looked_s = _PAST * self._won_s + use.won_s, _PAST * self._looked_s + last.looked_s
         if last is not None:
             self._learn(last, use)
+        self._tried = self._tried or (self.turn is Turn.LOOK and not use.looked_s)
         self._since += 1
         best = self._best()
         if best is self.turn and self._since >= REVISIT:
@@ -91,4 +95,6 @@ class IdleTime:
         looking, training = self.looking, self.training
         if looking is None or training is None:  # in turns, until both are known
             return Turn.TRAIN if self.turn is Turn.LOOK else Turn.LOOK
+        if looking == training and not self._looked_s:
+            return Turn.TRAIN
         return Turn.LOOK if looking >= training else Turn.TRAIN

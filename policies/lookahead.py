@@ -25,7 +25,7 @@ class Extent(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class EarlyGain:
     """Costs and gains of one RL step, over all engines and the driver."""
 
     checked: int  # early tokens
@@ -50,7 +50,7 @@ class Worth:
     _pause: int = _FIRST_PAUSE
     _left: int = field(default=0)
 
-    def observe(self, measured: Measured) -> str:
+    def observe(self, measured: EarlyGain) -> str:
         """Add an RL step. Return why the extent changed, or "" if it did not."""
         before = self.extent
         self.owed_s = max(self.owed_s - SHARE * measured.all_s, 0.0)

@@ -331,7 +331,7 @@ class RolloutDispatcher:
             case Finished(rollout):
                 self._workers.progressed(seat)
                 self._requests.finish(seat, rollout)
-                self._look_ahead((seat,))
+                self._look_ahead(self._seats.by_name.values() if self._ahead_apart else (seat,))
             case Progress(request_id, delta):
                 self._workers.progressed(seat)
                 self._requests.progress(seat, request_id, delta)
@@ -343,7 +343,7 @@ class RolloutDispatcher:
                 self._requests.preempted(event.preempted)
                 if event.early is not None and not event.evaluation:
                     self.early.used(event.early)
-                ahead = self.early.holds(seat.name)
+                ahead = event.evaluation and self.early.has(seat.name)
                 if ahead:
                     self.early.tally.spent_s += event.end_s - event.start_s
                 seat.spans.window(event, "early" if ahead else "decode")

@@ -90,6 +90,10 @@ class EarlySampling:
         """Whether the worker looks ahead."""
         return bool(self._held.get(worker))
 
+    def has(self, worker: str) -> bool:
+        """Whether the worker's last steps may have been early ones: it looks ahead, or its aborts are under way."""
+        return self.holds(worker) or bool(self._aborted.get(worker))
+
     def give(self, worker: str, most: int, workers: int) -> tuple[Request, ...]:
         """Return what the idle worker, one of `workers`, samples next: at most `most` requests at once. Text that
         already exists is checked and continued."""

@@ -19,7 +19,7 @@ from launch.observe import StepDrafter
 from launch.run.skip import next_picks
 from policies.idle import IdleTime, IdleUse, Turn
 from policies.lengths import LengthModel
-from policies.lookahead import PROBE, Extent, Measured, Worth
+from policies.lookahead import PROBE, EarlyGain, Extent, Worth
 
 
 @dataclass(slots=True, kw_only=True)
@@ -72,7 +72,7 @@ class Lookahead:
         and says why where that changes. `drafter`: of the same RL step."""
         tally, own_s = self.early.take(), self.own_s
         self.own_s = 0.0
-        measured = Measured(
+        measured = EarlyGain(
             checked=tally.use.checked, won_s=tally.use.saved_s, own_s=own_s, all_s=step_s * max(workers, 1)
         )
         news = self.worth.observe(measured)

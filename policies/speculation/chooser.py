@@ -13,7 +13,7 @@ from config.catalogue import CATALOGUE
 from config.strategy import PLAIN, Strategy
 from policies.calibration.costs import CostModel
 from policies.speculation.acceptance import AcceptanceModel, Expected
-from policies.speculation.ledger import Ledger
+from policies.speculation.ledger import DrafterLedger
 from policies.speculation.policy import Reason
 from policies.speculation.preparation import Preparation
 from policies.steps import Load, StepKind, StepOutcome
@@ -67,7 +67,7 @@ class AdaptivePolicy:
         self._gone: set[str] = set()  # drafters that failed
         self._credit_s, self._granted_s = 0.0, 0.0
         self._preparation = Preparation()
-        self._ledger = Ledger({arm.drafter for arm in self._arms}, exploration)
+        self._ledger = DrafterLedger({arm.drafter for arm in self._arms}, exploration)
         self._stake: tuple[Strategy, float, float] | None = None  # of the trial at hand: arm, seconds, best tokens/s
         self._evaluating = False
         self._running, self._last = 0, PLAIN

@@ -35,7 +35,7 @@ class _Account:
     worst_s: float = 0.0  # that one step lost: so much of its gains is kept for another
 
 
-class Ledger:
+class DrafterLedger:
     """The accounts of one engine's drafters."""
 
     def __init__(self, drafters: Iterable[str], exploration: float) -> None:

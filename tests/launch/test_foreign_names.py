@@ -208,6 +208,12 @@ def test_the_line_to_be_pasted_is_accepted(script: str) -> None:
     assert (Path(config.model.path).name, config.learner.mini_batches) == ("other", 4)
 
 
+def test_variables_of_a_chat_template_keep_their_nesting() -> None:
+    written = {"data.apply_chat_template_kwargs.a.b": 1, "data.apply_chat_template_kwargs.enable_thinking": False}
+    _, ours = elsewhere("data.apply_chat_template_kwargs.a.b", 1, written)
+    assert shlex.split(ours) == ["data.chat_template_kwargs={a: {b: 1}, enable_thinking: false}"]
+
+
 def test_adapters_are_there_only_where_they_are_switched_on(write_config: Write) -> None:
     """verl writes lora_alpha beside lora_rank=0: `learner.lora.alpha` alone would make adapters."""
     model = "actor_rollout_ref.model."

@@ -21,7 +21,7 @@ from launch.report.summary import lookahead_text, rounds_text
 from launch.run.lookahead import Lookahead
 from policies.idle import IdleTime, Turn
 from policies.lengths import LengthModel
-from policies.lookahead import PROBE, SHARE, Extent, Measured, Worth
+from policies.lookahead import PROBE, SHARE, EarlyGain, Extent, Worth
 from tests.actors.fake_engine import make_request, response
 from tests.launch.graded import prompt_of
 
@@ -208,8 +208,8 @@ def test_the_configuration_shown_says_what_auto_does_here(monkeypatch: pytest.Mo
     assert shown["rollout.lookahead=off"] == "override"
 
 
-def measured(won_s: float, *, checked: int = 100, own_s: float = 0.0, all_s: float = 100.0) -> Measured:
-    return Measured(checked=checked, won_s=won_s, own_s=own_s, all_s=all_s)
+def measured(won_s: float, *, checked: int = 100, own_s: float = 0.0, all_s: float = 100.0) -> EarlyGain:
+    return EarlyGain(checked=checked, won_s=won_s, own_s=own_s, all_s=all_s)
 
 
 def test_what_lost_is_left_off_for_longer_and_longer_and_probed_again() -> None:

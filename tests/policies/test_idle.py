@@ -44,6 +44,16 @@ def test_each_is_tried_and_then_what_brings_more() -> None:
     assert trains.count(Turn.TRAIN) >= 6
 
 
+def test_where_nobody_can_look_ahead_the_drafter_is_trained() -> None:
+    """Idle phases too short, or nodes that decode to the end: a turn to look brings no second."""
+    idle, found = IdleTime(), list[Turn]()
+    for _ in range(5 * REVISIT):
+        found.append(idle.turn)
+        trained_s = 0.0 if idle.turn is Turn.LOOK else 10.0
+        idle.observe(IdleUse(looked_s=0.0, won_s=0.0, trained_s=trained_s, saved_s=0.0, acceptance=tally(0.5)))
+    assert found.count(Turn.LOOK) <= 1 + 5
+
+
 def test_the_other_is_tried_again_now_and_then() -> None:
     found = turns(6 * REVISIT, won_s=8.0, gain=0.0)
     tries = [step for step, turn in enumerate(found) if turn is Turn.TRAIN and step > 3]

@@ -2,18 +2,18 @@
 
 import pytest
 
-from policies.speculation.ledger import LONGER, PARDON, REST, WORST, Ledger
+from policies.speculation.ledger import LONGER, PARDON, REST, WORST, DrafterLedger
 
 STEP_S = 0.01
 
 
-def ledger(granted_s: float = 0.1) -> Ledger:
-    book = Ledger(("a", "b"), exploration=0.0)
+def ledger(granted_s: float = 0.1) -> DrafterLedger:
+    book = DrafterLedger(("a", "b"), exploration=0.0)
     book.grant(granted_s)
     return book
 
 
-def rest(book: Ledger, drafter: str = "a") -> float:
+def rest(book: DrafterLedger, drafter: str = "a") -> float:
     """Seconds of others' decoding until it is back."""
     seconds = 0.0
     while book.rests(drafter):
@@ -53,7 +53,7 @@ def test_what_making_it_ready_takes_is_an_investment() -> None:
 
 
 def test_the_allowance_grows_with_what_was_decoded_since_it_came_back() -> None:
-    book = Ledger(("a",), exploration=0.01)
+    book = DrafterLedger(("a",), exploration=0.01)
     book.grant(0.1)
     book.decoded(1, 30.0, ())
     book.saved("a", -0.35, 0.0)

@@ -178,7 +178,8 @@ class StepAccount:
 
         Returns how many of each request's drafts were accepted; None: there were no drafts."""
         speculator, stood = self._speculator, None
-        outcome = _costs_alone(self._evaluation, PLAIN, load, plan.prefill_tokens + checked.drafted, elapsed_s)
+        target_s = elapsed_s - speculator.draft_s  # a drafter that offered nothing took time all the same
+        outcome = _costs_alone(self._evaluation, PLAIN, load, plan.prefill_tokens + checked.drafted, target_s)
         rest = rest_of(plan, checked)
         if drafts is not None and rest is not None and settled.accepted is not None:
             stood = settled.accepted[unchecked(plan, checked)[plan.samples]]

@@ -76,7 +76,15 @@ def limit(value: Any, _: Written) -> str:
 def template_arguments(_: Any, written: Written) -> str:
     """All variables at once: each has a key of its own in `written`."""
     below = ("data.apply_chat_template_kwargs.", "chat_template_kwargs.")
-    named = {key.rpartition(".")[2]: each for key, each in written.items() if key.startswith(below)}
+    named: dict[str, Any] = {}
+    for key, each in written.items():
+        for prefix in below:
+            if key.startswith(prefix):
+                *path, name = key.removeprefix(prefix).split(".")
+                at = named
+                for part in path:
+                    at = at.setdefault(part, {})
+                at[name] = each
     return put(("data.chat_template_kwargs", named))
 
 
