@@ -139,7 +139,8 @@ def make_template(options: DataOptions, tokenizer: Tokenizer, tools: Sequence[di
         tools=tools,
         arguments=options.chat_template_kwargs,
     )
-    _check_arguments(template)
+    if template.arguments:
+        _check_arguments(template)
     try:
         rendered = template.render(_PROBE)
     except BadPromptError as error:
