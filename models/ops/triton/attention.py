@@ -117,6 +117,34 @@ def _split(
     return peak, total, sums
 
 
+@triton.jit
+def _store_partial(
+    sums,
+    stats,
+    split,
+    splits,
+    head,
+    rows,
+    first_row,
+    live,
+    peak,
+    total,
+    partial,
+    HKV: tl.constexpr,
+    GROUP: tl.constexpr,
+    TILE: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    """Write one split's partial result of a tile whose rows begin at `first_row`."""
+    place = tl.arange(0, TILE)
+    column = tl.arange(0, WIDTH)
+    one_head = rows.to(tl.int64) * GROUP
+    to = (split * HKV + head) * one_head + first_row.to(tl.int64) * GROUP
+    tl.store(sums + to * WIDTH + place[:, None] * WIDTH + column[None, :], partial, mask=live[:, None])
+    tl.store(stats + to + place, peak, mask=live)
+    tl.store(stats + to + splits * HKV * one_head + place, total, mask=live)
+
+
 @triton.jit(do_not_specialize=_PER_CALL)
 def attend(
     q,  # [rows, HQ, D]
@@ -178,16 +206,15 @@ def attend(
     bits = _mask_bits(mask_rows, mask_width, count, live, TREE) if TREE == 1 else 0
     block_table = block_tables + request.to(tl.int64) * table_stride
     if APART:
-        one_head = rows.to(tl.int64) * GROUP
         for split in range(begin, stop, tl.num_programs(2) * SPLIT):
             peak, total, sums = _split(
                 query, k_cache, v_cache, block_table, table_step, mask_rows, bits, mask_width, split, stop, start,
                 count, row, live, head, scale_log2, HKV, D, BLOCK_TOKENS, SPLIT, TILE, KEYS, WIDTH, TREE, PRECISION,
             )  # fmt: skip
-            to = (split // SPLIT * HKV + head) * one_head + (first + inside).to(tl.int64) * GROUP
-            tl.store(out + to * WIDTH + place[:, None] * WIDTH + column[None, :], sums, mask=live[:, None])
-            tl.store(stats + to + place, peak, mask=live)
-            tl.store(stats + to + splits * HKV * one_head + place, total, mask=live)
+            _store_partial(
+                out, stats, split // SPLIT, splits, head, rows, first + inside, live, peak, total, sums, HKV, GROUP,
+                TILE, WIDTH,
+            )  # fmt: skip
     else:
         peak = tl.full([TILE], _NOTHING, tl.float32)
         total = tl.zeros([TILE], tl.float32)
@@ -240,7 +267,6 @@ def attend_items(
     place = tl.arange(0, TILE)
     column = tl.arange(0, WIDTH)
     wide = column < D
-    one_head = rows.to(tl.int64) * GROUP
     items = work + tl.num_programs(0) + 1
     for item in range(tl.load(work + program), tl.load(work + program + 1)):
         request = tl.load(items + item * 4)
@@ -264,10 +290,10 @@ def attend_items(
                 query, k_cache, v_cache, block_table, table_step, mask_rows, bits, mask_width, split, stop, start,
                 count, row, live, head, scale_log2, HKV, D, BLOCK_TOKENS, SPLIT, TILE, KEYS, WIDTH, TREE, PRECISION,
             )  # fmt: skip
-            to = (split // SPLIT * HKV + head) * one_head + (first + inside).to(tl.int64) * GROUP
-            tl.store(sums + to * WIDTH + place[:, None] * WIDTH + column[None, :], partial, mask=live[:, None])
-            tl.store(stats + to + place, peak, mask=live)
-            tl.store(stats + to + splits * HKV * one_head + place, total, mask=live)
+            _store_partial(
+                sums, stats, split // SPLIT, splits, head, rows, first + inside, live, peak, total, partial, HKV, GROUP,
+                TILE, WIDTH,
+            )  # fmt: skip
 
 
 @triton.jit
