@@ -59,6 +59,7 @@ class Placement:
         self._places: dict[str, _Place] = {}  # of rollout workers
         self._left = False  # a planned place was vacated, and its node may have been lost since
         self._avoid: dict[str, Collection[str]] = {}  # nodes to avoid, by worker
+        self._off: Collection[str] = ()  # nodes to avoid for learner ranks, since their last start
         self._said: dict[PlacementGroup, Any] | None = None  # cache of a look: Ray's state of groups ...
         self._in_vain: set[frozenset[str]] = set()  # ... and sets of avoided nodes without a vacant planned place
 
@@ -83,7 +84,7 @@ class Placement:
         """Return the missing resources for a learner rank's place that was lost with its node; "": all places exist."""
         for slot in self.plan.learners:
             if not self._node(self._learner_place(slot)):
-                return _lacking_now(self.plan.groups[slot.group])
+                return _lacking_now(self.plan.groups[slot.group], self._off)
         return ""
 
     def in_the_way(self, names: Iterable[str]) -> list[str]:
@@ -102,12 +103,17 @@ class Placement:
     def _learner_place(self, slot: Slot) -> _Place:
         return _Place(self._groups[slot.group], slot, own=False)
 
+    def learners_are_off(self, avoid: Collection[str]) -> bool:
+        """Return whether every learner rank's place is reserved, and none on these nodes (ids)."""
+        return all(self._node(self._learner_place(slot)) not in ("", *avoid) for slot in self.plan.learners)
+
     def learners_off(self, avoid: Collection[str]) -> None:
         """Prepare a new learner group: its ranks must not be on these nodes (ids).
 
         After a loss, Ray may have reserved there again, or be about to. The ranks' group is then requested anew, off
         them; workers that share its one node have lost it too. If the group's workers may be on other nodes, the ranks
         move to a group of their own, since Ray cannot release part of a group."""
+        self._off = tuple(avoid)
         shared = {slot.group for slot in self.plan.workers}
         for index in sorted({slot.group for slot in self.plan.learners}) if avoid else ():
             group, nodes = self._groups[index], _asked(self._groups[index]).get("bundles_to_node_id", {})

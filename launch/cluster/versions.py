@@ -162,6 +162,10 @@ class NodeVersions:
             return self._clock() - self._asked_s[node_id] > _START_S
         return node_id not in self.refused
 
+    def asking(self) -> bool:
+        """Return whether a node has yet to answer, so that it may be vouched for soon."""
+        return not self.unvouched() <= self.refused.keys()
+
     def unvouched(self) -> set[str]:
         """Return the ids of nodes on which nothing may start now."""
         return {node_id for node_id in self._nodes if not self.vouched(node_id)}

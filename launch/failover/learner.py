@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from actors.learner import PublishedDelta
 from actors.learner_group import STARTING, LearnerGroup, StepUnderWay
+from actors.loop import SLICE_S
 from actors.training.checkpoint import CheckpointError
 from actors.training.errors import LearnerLostError
 from config.learner import OptimizerOptions
@@ -34,6 +35,7 @@ T = TypeVar("T")
 _Method = Literal["begin", "load", "rest", "reference_kl", "publish", "export"]  # of LearnerGroup
 SAY_AFTER_S = 10.0  # seconds that a group may wait for its places before that is reported
 STOP_AFTER_S = 20.0  # an interrupted run waits no longer; a group that comes up before can still be saved
+ANSWER_S = 60.0  # a restart waits no longer for nodes that joined just now to say what they run
 
 
 @dataclass(frozen=True, slots=True)
@@ -416,6 +418,10 @@ class FailoverLearner:
         loop.tell(LearnerNews.STARTS)
         loop.turn()
         try:
+            deadline_s = loop.clock() + ANSWER_S
+            while self._starter.undecided() and loop.clock() < deadline_s:
+                self._context.interrupt.check()
+                loop.turn(SLICE_S)
             return self._starter.start()
         finally:
             loop.tell(LearnerNews.STARTED)

@@ -19,6 +19,12 @@ class LearnerStarter:
     placement: Placement
     versions: NodeVersions
 
+    def undecided(self) -> bool:
+        """Return whether the ranks' places depend on a node that has yet to say what it runs.
+
+        A group that starts now would be kept off that node for good, even where no other node has room."""
+        return self.versions.asking() and not self.placement.learners_are_off(self.versions.unvouched())
+
     def start(self) -> LearnerGroup:
         config = self.context.config
         self.placement.learners_off(self.versions.unvouched())

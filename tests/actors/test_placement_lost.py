@@ -58,10 +58,14 @@ def test_ranks_that_start_again_keep_off_refused_nodes(nodes: list[str], monkeyp
     place = Placement(wanted, ["learners", "workers"], 1.0)  # type: ignore[list-item]
     place.learners_off([])
     assert groups.removed == [], "Ray reserves it again by itself"
+    assert not place.learners_are_off(["bad"])
     place.learners_off(["bad"])
     assert groups.removed == ["learners"]
+    assert not place.learners_are_off(["bad"]), "it is not reserved yet"
     assert place.learner_options(0)["scheduling_strategy"].placement_group == "off ['bad'] 2"
     groups.where["off ['bad'] 2"] = ["a", "c"]
+    assert place.learners_are_off(["bad"])
+    assert not place.learners_are_off(["c"])
     place.learners_off(["bad"])
     assert groups.removed == ["learners"], "it is there"
 

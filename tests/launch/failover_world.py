@@ -33,6 +33,7 @@ class World:
     node: str = "n"  # of a group that starts
     ended = False  # of a step that is under way
     missing: str = ""  # of the reservation
+    undecided: Callable[[], bool] = lambda: False  # nodes have yet to say what they run
     loop: EventLoop = field(default_factory=EventLoop)
     heard: list[Any] = field(default_factory=list)  # events of the learner
     reacts: Callable[[Any], object] = lambda event: None
@@ -166,6 +167,9 @@ class Starter:
 
     def missing(self) -> str:
         return self.world.missing
+
+    def undecided(self) -> bool:
+        return self.world.undecided()
 
 
 def made(world: World, folder: Path, events: list[str], **options: Any) -> FailoverLearner:

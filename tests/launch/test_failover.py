@@ -12,6 +12,7 @@ from actors.learner_group import RanksAwaited
 from actors.training.checkpoint import CheckpointError
 from actors.training.errors import LearnerLostError, NonFiniteError
 from launch.failover import LearnerNews, WeightsRenewed
+from launch.failover.learner import ANSWER_S
 from launch.interrupt import Interrupt, Interrupted
 from models.durable import seal
 from tests.launch.failover_world import CALLS, UNDISTURBED, Group, World, made, outcome, sequences
@@ -220,6 +221,34 @@ def test_a_run_that_is_asked_to_stop_does_not_wait_for_a_place(tmp_path: Path) -
     assert learner.lost
     assert world.heard.count(LearnerNews.WAITS) == 10, "while room is missing, from the tenth second on"
     assert [event for event in events if event.startswith("learner_waits")] == ["learner_waits: for room: CPU"]
+
+
+def test_a_group_starts_again_once_a_node_that_joined_just_now_has_said_what_it_runs(tmp_path: Path) -> None:
+    """A group that starts before is kept off the only node with room for it, until the run gives up."""
+    world = World()
+    seen = [True, True, True]
+    with made(world, tmp_path, []) as learner:
+        learner.begin(None, 9)
+        world.losses = {len(world.calls): False}
+        world.undecided = lambda: bool(seen) and seen.pop()
+        learner.train_step(sequences(1), 1)
+    assert not seen
+    assert len(world.groups) == 2
+
+
+def test_a_node_that_never_says_what_it_runs_is_not_waited_for_for_ever(tmp_path: Path) -> None:
+    world, now_s = World(), [0.0]
+
+    def undecided() -> bool:
+        now_s[0] += 10.0
+        return True
+
+    with made(world, tmp_path, [], clock=lambda: now_s[0]) as learner:
+        learner.begin(None, 9)
+        world.losses, world.undecided = {len(world.calls): False}, undecided
+        learner.train_step(sequences(1), 1)
+    assert len(world.groups) == 2
+    assert ANSWER_S <= now_s[0] < 2 * ANSWER_S
 
 
 def test_steps_that_cannot_be_kept_make_the_next_loss_the_last_until_a_checkpoint(

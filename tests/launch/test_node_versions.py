@@ -183,8 +183,10 @@ def test_nobody_starts_on_a_node_before_it_has_answered_and_a_silent_one_is_not_
     assert not versions.vouched("bbbb")
     assert not versions.vouched("cccc")
     assert versions.unvouched() == {"bbbb", "cccc"}
+    assert versions.asking()
     nodes.now_s += 61.0
     assert versions.vouched("cccc")
+    assert not versions.asking(), "bbbb is refused"
     assert versions.unvouched() == {"bbbb"}
 
 

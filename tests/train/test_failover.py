@@ -106,6 +106,9 @@ class Starter:
     def start(self) -> Any:
         return Group(self.context.config)
 
+    def undecided(self) -> bool:
+        return False
+
     def missing(self) -> str:
         return ""
 
