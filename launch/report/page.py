@@ -51,13 +51,13 @@ TOKEN_BUDGET_NOTE = (
     "tokens in equal counts. Surcharge: what the weights of kept late responses add to it; 1 is nothing."
 )
 EVALUATION_NOTE = (
-    "Held-out metrics after so many RL steps: pass@k, that one of k responses is right; maj@k, that the most frequent "
-    "answer of k is. Both are expectations over all choices of k of a prompt's responses. Of several sets, eval/... "
-    "without a set's name is their mean."
+    "Metrics on held-out prompts, by RL step. pass@k: the share of prompts with a right one among k responses. maj@k: "
+    "the share whose most frequent answer of k is right. Both are means over all choices of k of a prompt's responses. "
+    "With several sets, eval/... without a set's name is their mean."
 )
 SAMPLES_NOTE = (
-    "A few of each shown step, from the last step to the first, best reward to worst; held-out ones are of the "
-    "evaluation after that step. The bar beside a response goes from red, the worst reward shown, to green, the best."
+    "A few responses of some steps: the last step first, the best reward first. Held-out ones are of the evaluation "
+    "after that step. The bar beside a response goes from red, the worst reward shown, to green, the best."
 )
 LEARNING_NOTE = (
     "The loss is no measure of progress. It is about minus the mean advantage per token: 0, but for what the updates "
