@@ -119,6 +119,31 @@ int64_t packed_size(int64_t columns, int64_t depth);
 template <typename T>
 void pack_weight(const T* weight, int64_t columns, int64_t depth, T* out);
 
+// The update scale * b a of rows [start, stop) of a weight: a [rank, depth], b [stop - start, rank]. The order of the
+// fields is that of a row of models/ops/adapted.py's table.
+struct LowRank {
+  const float *a, *b;
+  int64_t start, stop, rank;
+  double scale;  // rounded to float32
+};
+
+// A weight [columns, depth] and updates of rows that do not overlap.
+template <typename T>
+struct Adapted {
+  const T* weight;
+  const LowRank* updates;
+  int64_t count;
+};
+
+// out [rows, depth] = weight with its updates: each summed in float32, r rising, scaled, added, rounded once.
+template <typename T>
+void merge_rows(const Adapted<T>& weight, T* out, int64_t rows, int64_t depth, int threads);
+
+// `linear` with the merged weight, which is merged and packed where it is used and never stored.
+template <typename T>
+void adapted_linear(const T* x, int64_t stride, const Adapted<T>& weight, const T* bias, T* out, int64_t rows,
+                    int64_t columns, int64_t depth, int threads);
+
 // out [rows, columns] = x [rows, depth] weight^T + bias (or null). weight: panels if `packed`, else [columns, depth].
 template <typename T>
 void linear(const T* x, int64_t stride, const T* weight, bool packed, const T* bias, T* out, int64_t rows,

@@ -1,6 +1,6 @@
 // y = x W^T + b with the same order of every element's sum for any batch: one fused multiply-add per k, k rising.
 //
-// Owns the packing of weights, the division of the work, and the kernel for AVX2; the one in linear_avx512.cpp is equal
+// Owns the packing and merging of weights, the division of the work, and the kernel for AVX2; the one in linear_avx512.cpp is equal
 // bitwise in float32. Invariant: blocking, threads and batch size choose which elements are computed together, never
 // the order inside one of them.
 #include "linear.h"
@@ -147,66 +147,188 @@ const bf16* as_tiles(const bf16* x, int64_t rows, int64_t stride, int64_t depth,
   return to;
 }
 
+// Turns eight vectors of eight into their columns.
+inline void transpose(f32x8 (&x)[kLanes]) {
+  f32x8 y[kLanes];
+  for (int i = 0; i < kLanes; i += 2) {
+    y[i] = __builtin_shufflevector(x[i], x[i + 1], 0, 8, 2, 10, 4, 12, 6, 14);
+    y[i + 1] = __builtin_shufflevector(x[i], x[i + 1], 1, 9, 3, 11, 5, 13, 7, 15);
+  }
+  for (int i = 0; i < kLanes; i += 4)
+    for (int j = i; j < i + 2; ++j) {
+      x[j] = __builtin_shufflevector(y[j], y[j + 2], 0, 1, 8, 9, 4, 5, 12, 13);
+      x[j + 2] = __builtin_shufflevector(y[j], y[j + 2], 2, 3, 10, 11, 6, 7, 14, 15);
+    }
+  for (int i = 0; i < 4; ++i) {
+    y[i] = __builtin_shufflevector(x[i], x[i + 4], 0, 1, 2, 3, 8, 9, 10, 11);
+    y[i + 4] = __builtin_shufflevector(x[i], x[i + 4], 4, 5, 6, 7, 12, 13, 14, 15);
+  }
+  std::memcpy(x, y, sizeof y);
+}
+
+// One panel of `present` <= kPanel rows of a weight, eight columns and eight times four bytes at a time.
+template <typename T>
+void pack_panel(const T* weight, int64_t present, int64_t depth, T* out) {
+  constexpr int64_t deep = kDeep<T>, step = kLanes * deep;
+  int64_t k = 0;
+  for (; present == kPanel && k + step <= depth; k += step)
+    for (int64_t half = 0; half < kPanel; half += kLanes) {
+      f32x8 lines[kLanes];
+      for (int i = 0; i < kLanes; ++i) std::memcpy(lines + i, weight + (half + i) * depth + k, sizeof lines[i]);
+      transpose(lines);
+      for (int i = 0; i < kLanes; ++i) std::memcpy(out + (k + i * deep) * kPanel + half * deep, lines + i, sizeof lines[i]);
+    }
+  for (; k < depth; k += deep)
+    for (int64_t n = 0; n < kPanel; ++n)
+      for (int64_t i = 0; i < deep; ++i)
+        out[k * kPanel + n * deep + i] = n < present && k + i < depth ? weight[n * depth + k + i] : T{};
+  std::fill(out + k * kPanel, out + panel_size(depth), T{});
+}
+
+// kM rows of a weight plus their update, from row `row` on: sums in float32, r rising; rounded once.
+template <int kM, typename T>
+void merge_block(const T* weight, int64_t depth, const LowRank& u, int64_t row, T* out) {
+  const float* b = u.b + (row - u.start) * u.rank;
+  const float scale = static_cast<float>(u.scale);
+  const T* from = weight + row * depth;
+  for (int64_t k = 0; k < depth; k += kLanes) {
+    const int count = static_cast<int>(std::min<int64_t>(kLanes, depth - k));
+    f32x8 sums[kM] = {};
+    for (int64_t r = 0; r < u.rank; ++r) {
+      f32x8 a = count == kLanes ? load(u.a + r * depth + k) : load(u.a + r * depth + k, count);
+#pragma GCC unroll 8
+      for (int m = 0; m < kM; ++m) sums[m] = fma(splat(b[m * u.rank + r]), a, sums[m]);
+    }
+    for (int m = 0; m < kM; ++m)
+      store(out + m * depth + k, sums[m] * scale + load(from + m * depth + k, count), count);
+  }
+}
+
+// Rows [first, last) of the merged weight -> out.
+template <typename T>
+void merge(const Adapted<T>& of, int64_t depth, int64_t first, int64_t last, T* out) {
+  for (int64_t row = first; row < last;) {
+    const LowRank* update = nullptr;
+    int64_t end = last;  // of the rows that are treated alike
+    for (int64_t i = 0; i < of.count; ++i) {
+      const LowRank& u = of.updates[i];
+      if (u.start <= row && row < u.stop) update = &u, end = std::min(end, u.stop);
+      if (u.start > row) end = std::min(end, u.start);
+    }
+    if (update == nullptr) {
+      std::memcpy(out + (row - first) * depth, of.weight + row * depth, (end - row) * depth * sizeof(T));
+      row = end;
+    }
+    for (; row + 8 <= end; row += 8) merge_block<8>(of.weight, depth, *update, row, out + (row - first) * depth);
+    for (; row < end; ++row) merge_block<1>(of.weight, depth, *update, row, out + (row - first) * depth);
+  }
+}
+
 }  // namespace
 
 int64_t packed_size(int64_t columns, int64_t depth) { return (columns + kPanel - 1) / kPanel * panel_size(depth); }
 
 template <typename T>
 void pack_weight(const T* weight, int64_t columns, int64_t depth, T* out) {
-  constexpr int64_t deep = kDeep<T>;
-  for (int64_t first = 0; first < columns; first += kPanel) {
-    int64_t present = std::min(kPanel, columns - first);
-    for (int64_t k = 0; k < depth; k += deep, out += kPanel * deep)
-      for (int64_t n = 0; n < kPanel; ++n)
-        for (int64_t i = 0; i < deep; ++i)
-          out[n * deep + i] = n < present && k + i < depth ? weight[(first + n) * depth + k + i] : T{};
-    out = std::fill_n(out, panel_size(depth) - (depth + deep - 1) / deep * deep * kPanel, T{});
-  }
+  const int64_t all = (columns + kPanel - 1) / kPanel;
+  for (int64_t panel = 0; panel < all; ++panel)
+    pack_panel(weight + panel * kPanel * depth, std::min(kPanel, columns - panel * kPanel), depth,
+               out + panel * panel_size(depth));
 }
 
-template <typename T>
-void linear(const T* x, int64_t stride, const T* weight, bool packed, const T* bias, T* out, int64_t rows,
-            int64_t columns, int64_t depth, int threads) {
+namespace {
+
+// One task of a product with its own panels: kOwn at a time, packed where they are used.
+constexpr int64_t kOwn = 2;
+
+// `fill(first, last, to)` packs panels [first, last); without it (nullptr), `panels` has all.
+template <typename T, typename Fill>
+void product(const T* x, int64_t stride, const T* panels, [[maybe_unused]] Fill fill, const T* bias, T* out, int64_t rows,
+             int64_t columns, int64_t depth, int threads) {
   static thread_local std::vector<float> wide;
-  static thread_local Lines<T> panels;
-  if (!packed) {
-    T* to = panels.take(packed_size(columns, depth));
-    pack_weight(weight, columns, depth, to);
-    weight = to;
-  }
-  const int64_t all = (columns + kPanel - 1) / kPanel, groups = (all + kGroup - 1) / kGroup;
+  constexpr bool kFills = !std::is_same_v<Fill, std::nullptr_t>;
+  const int64_t all = (columns + kPanel - 1) / kPanel;
   const bool in_tiles = std::is_same_v<T, bf16> && has_amx();
   const int64_t chunk = in_tiles ? std::max<int64_t>(64, 4 * kCacheFloats / std::max<int64_t>(depth, 1) / 32 * 32)
                                  : std::max<int64_t>(24, kCacheFloats / std::max<int64_t>(depth, 1) / 12 * 12);
-  const int64_t tasks = groups * ((rows + chunk - 1) / chunk);
-  auto for_each = [&](auto run) {
-#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1 && rows * columns * depth > kParallelWork)
-    for (int64_t i = 0; i < tasks; ++i) {
-      int64_t row = i / groups * chunk, panel = i % groups * kGroup;
-      run(row, std::min(chunk, rows - row), panel, std::min(all, panel + kGroup));
+  const bool parallel = threads > 1 && rows * columns * depth > kParallelWork;
+  auto for_each = [&](auto whole, auto run) {
+    if constexpr (kFills) {
+      const int64_t tasks = (all + kOwn - 1) / kOwn;
+#pragma omp parallel for num_threads(threads) schedule(dynamic, 1) if (parallel)
+      for (int64_t i = 0; i < tasks; ++i) {
+        static thread_local Lines<T> own;
+        const int64_t first = i * kOwn, last = std::min(all, first + kOwn);
+        T* to = own.take(kOwn * panel_size(depth));
+        fill(first, last, to);
+        auto part = whole;
+        part.panels = to - first * panel_size(depth);  // so that panel `first` is the first one here
+        for (int64_t row = 0; row < rows; row += chunk) run(part, row, std::min(chunk, rows - row), first, last);
+      }
+    } else {
+      const int64_t groups = (all + kGroup - 1) / kGroup, tasks = groups * ((rows + chunk - 1) / chunk);
+#pragma omp parallel for num_threads(threads) schedule(static) if (parallel)
+      for (int64_t i = 0; i < tasks; ++i) {
+        int64_t row = i / groups * chunk, panel = i % groups * kGroup;
+        run(whole, row, std::min(chunk, rows - row), panel, std::min(all, panel + kGroup));
+      }
     }
   };
 #if defined(PACELINE_AMX)
   if constexpr (std::is_same_v<T, bf16>)
     if (in_tiles) {
       static thread_local Lines<bf16> tiles;
-      TileProduct product{as_tiles(x, rows, stride, depth, threads, tiles), depth, columns, weight, bias, out};
-      return for_each([&](auto... part) { amx::multiply(product, part...); });
+      TileProduct whole{as_tiles(x, rows, stride, depth, threads, tiles), depth, columns, panels, bias, out};
+      return for_each(whole, [](auto&&... part) { amx::multiply(part...); });
     }
 #endif
 #if defined(PACELINE_AVX512)
   if (has_avx512()) {
-    Product<T, T> product{x, stride, depth, columns, weight, bias, out};
-    return for_each([&](auto... part) { avx512::multiply(product, part...); });
+    Product<T, T> whole{x, stride, depth, columns, panels, bias, out};
+    return for_each(whole, [](auto&&... part) { avx512::multiply(part...); });
   }
 #endif
   const float* x_float = as_float(x, rows, stride, depth, wide);
-  Product<T, float> product{x_float, stride, depth, columns, weight, bias, out};
-  for_each([&](auto... part) { task(product, part...); });
+  Product<T, float> whole{x_float, stride, depth, columns, panels, bias, out};
+  for_each(whole, [](auto&&... part) { task(part...); });
 }
 
-#define INSTANTIATE(T)                                          \
-  template void pack_weight(const T*, int64_t, int64_t, T*);    \
+}  // namespace
+
+template <typename T>
+void linear(const T* x, int64_t stride, const T* weight, bool packed, const T* bias, T* out, int64_t rows,
+            int64_t columns, int64_t depth, int threads) {
+  if (packed) return product(x, stride, weight, nullptr, bias, out, rows, columns, depth, threads);
+  auto fill = [&](int64_t first, int64_t last, T* to) {
+    pack_weight(weight + first * kPanel * depth, std::min(last * kPanel, columns) - first * kPanel, depth, to);
+  };
+  product<T>(x, stride, nullptr, fill, bias, out, rows, columns, depth, threads);
+}
+
+template <typename T>
+void adapted_linear(const T* x, int64_t stride, const Adapted<T>& weight, const T* bias, T* out, int64_t rows,
+                    int64_t columns, int64_t depth, int threads) {
+  auto fill = [&](int64_t first, int64_t last, T* to) {
+    static thread_local Lines<T> merged;
+    const int64_t from = first * kPanel, count = std::min(last * kPanel, columns) - from;
+    T* rows_of = merged.take(kOwn * kPanel * depth);
+    merge(weight, depth, from, from + count, rows_of);
+    pack_weight(rows_of, count, depth, to);
+  };
+  product<T>(x, stride, nullptr, fill, bias, out, rows, columns, depth, threads);
+}
+
+template <typename T>
+void merge_rows(const Adapted<T>& weight, T* out, int64_t rows, int64_t depth, int threads) {
+#pragma omp parallel for num_threads(threads) schedule(static) if (threads > 1 && rows * depth > kParallelWork / 8)
+  for (int64_t row = 0; row < rows; row += kPanel)
+    merge(weight, depth, row, std::min(rows, row + kPanel), out + row * depth);
+}
+
+#define INSTANTIATE(T)                                                                                              \
+  template void pack_weight(const T*, int64_t, int64_t, T*);                                                        \
+  template void merge_rows(const Adapted<T>&, T*, int64_t, int64_t, int);                                           \
+  template void adapted_linear(const T*, int64_t, const Adapted<T>&, const T*, T*, int64_t, int64_t, int64_t, int); \
   template void linear(const T*, int64_t, const T*, bool, const T*, T*, int64_t, int64_t, int64_t, int);
 INSTANTIATE(float)
 INSTANTIATE(bf16)

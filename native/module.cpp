@@ -190,6 +190,23 @@ NB_MODULE(paceline_native, m) {
                        columns, depth, threads);
     });
   });
+  m.def("merge_rows", [](bool half, Address weight, Address updates, int64_t count, Address out, int64_t rows,
+                         int64_t depth, int threads) {
+    by_dtype(half, [&](auto* tag) {
+      using T = STORAGE(tag);
+      paceline::Adapted<T> adapted{at<const T>(weight), at<const paceline::LowRank>(updates), count};
+      paceline::merge_rows(adapted, at<T>(out), rows, depth, threads);
+    });
+  });
+  m.def("adapted_linear", [](bool half, Address x, int64_t stride, Address weight, Address updates, int64_t count,
+                             Address bias, Address out, int64_t rows, int64_t columns, int64_t depth, int threads) {
+    by_dtype(half, [&](auto* tag) {
+      using T = STORAGE(tag);
+      paceline::Adapted<T> adapted{at<const T>(weight), at<const paceline::LowRank>(updates), count};
+      paceline::adapted_linear(at<const T>(x), stride, adapted, at<const T>(bias), at<T>(out), rows, columns, depth,
+                               threads);
+    });
+  });
   nb::class_<paceline::StackShape>(m, "StackShape")
       .def(nb::init<int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, float, float, int64_t,
                     int64_t, int64_t, int64_t>(),

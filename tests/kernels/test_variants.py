@@ -31,6 +31,10 @@ def compute() -> dict[str, Tensor]:
             shapes = ((rows, depth), (columns, depth), (columns,))
             x, weight, bias = (torch.randn(*shape, generator=generator).to(dtype) for shape in shapes)
             results[f"linear {dtype} {rows}"] = ops.linear(x, weight, bias, invariant=True)
+            a, b = torch.randn(3, depth, generator=generator), torch.randn(columns, 3, generator=generator)
+            results[f"linear {dtype} {rows} merged"] = ops.adapted_linear(
+                x, weight, bias, [ops.LowRank(a, b, 0.5, 0, columns)], invariant=True
+            )
         for name in ("w8a8", "w4a8"):
             for rows in (1, 7, 16, 40, 70):  # by tiles from 12 or 24 rows on, where there are any
                 low_bit = quantise(torch.randn(100, 384, generator=generator), FORMATS[name])

@@ -22,6 +22,7 @@ from models.packed import PackedContext
 from models.peft import AdapterError, adapter_faults, adapter_shapes, read_adapter, write_adapter
 from models.transformer import Transformer
 from tests.learner.tiny import write_config
+from tests.native import needs_native
 
 ROWS = st.integers(1, 40)
 
@@ -77,6 +78,45 @@ def test_the_product_is_the_engines_and_its_gradient_that_of_the_sum(form: str |
         wanted += [u.scale * u.b.t() @ rows, u.scale * rows @ u.a.t()]
     for leaf, gradient in zip(leaves, wanted, strict=True):
         torch.testing.assert_close(leaf.grad, gradient, rtol=1e-4, atol=1e-4)
+
+
+@needs_native
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@settings(max_examples=40, deadline=None)
+@given(
+    rows=st.integers(0, 150),
+    depth=st.integers(1, 90),
+    columns=st.integers(1, 150),
+    cuts=st.tuples(st.integers(0, 150), st.integers(0, 150), st.integers(0, 150)),
+    rank=st.integers(1, 20),
+    threads=st.integers(1, 2),
+)
+def test_merging_where_it_is_used_changes_no_bit(
+    dtype: torch.dtype, rows: int, depth: int, columns: int, cuts: tuple[int, int, int], rank: int, threads: int
+) -> None:
+    """The kernels against single steps of torch, for updates of some rows, in any order."""
+    first, middle, last = sorted(min(cut, columns) for cut in cuts)
+    g = torch.Generator().manual_seed(rows + depth + columns)
+    x, weight = (torch.randn(n, depth, generator=g).to(dtype) for n in (rows, columns))
+    bias = torch.randn(columns, generator=g).to(dtype)
+    updates, merged = [], weight.clone()
+    for scale, start, stop in ((0.7, middle, last), (0.3, first, middle)):
+        a, b = torch.randn(rank, depth, generator=g), torch.randn(stop - start, rank, generator=g)
+        updates.append(ops.LowRank(a, b, scale, start, stop))
+        sums = ops.linear(b, a.t().contiguous(), None, invariant=True)
+        merged[start:stop] = (sums * scale + weight[start:stop].float()).to(dtype)
+    torch.set_num_threads(threads)
+    assert torch.equal(ops.merge_rows(weight, updates), merged)
+    for added in (bias, None):
+        found = ops.adapted_linear(x, weight, added, updates, invariant=True)
+        assert torch.equal(found, ops.linear(x, merged, added, invariant=True))
+
+
+def test_an_update_that_does_not_fit_its_rows_is_refused() -> None:
+    weight, a, b = factors(0, 12, 8, 2)
+    for update in (ops.LowRank(a, b, 1.0, 0, 11), ops.LowRank(a[:, :7], b, 1.0, 0, 12), ops.LowRank(a, b, 1.0, 4, 16)):
+        with pytest.raises((ValueError, RuntimeError)):
+            ops.merge_rows(weight, [update])
 
 
 @pytest.fixture(scope="module")
