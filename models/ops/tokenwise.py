@@ -98,13 +98,16 @@ def split_qkv(
     """Split a fused projection [T, (Hq + 2 Hkv) D] into q [T, Hq, D], k, v [T, Hkv, D]; norm (if given) and rotate q
     and k.
 
-    v is a view of qkv. Bitwise `rms_norm` then `apply_rope` on the parts. Differentiable.
+    v may be a view of qkv. Bitwise `rms_norm` then `apply_rope` on the parts. Differentiable.
     """
     rows, head_dim = qkv.shape[0], qkv.shape[1] // (query_heads + 2 * kv_heads)
     norms = () if q_norm is None or k_norm is None else (q_norm, k_norm)
     grad = torch.is_grad_enabled() and (qkv.requires_grad or any(weight.requires_grad for weight in norms))
     if (q_norm is None) != (k_norm is None):
         raise ValueError("q_norm and k_norm come together or not at all")
+    if grad and not norms and takes(qkv):
+        whole: tuple[Tensor, Tensor, Tensor] = _SplitQkv.apply(qkv, cos, sin, query_heads, kv_heads)  # type: ignore[no-untyped-call]
+        return whole
     if grad or not takes(qkv, *norms) or qkv.stride(1) != 1:
         parts = qkv.view(rows, query_heads + 2 * kv_heads, head_dim)
         q, k = parts[:, :query_heads], parts[:, query_heads : query_heads + kv_heads]
@@ -326,3 +329,23 @@ class _Rope(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         cos, sin = ctx.saved_tensors
         return _rope(grad, cos, sin, inverse=True), None, None
+
+
+class _SplitQkv(torch.autograd.Function):
+    """Without norms. The gradients of the three parts are joined, where torch's views would each fill a whole one."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, qkv: Tensor, cos: Tensor, sin: Tensor, query_heads: int, kv_heads: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        ctx.save_for_backward(cos, sin)
+        heads = query_heads + 2 * kv_heads
+        q, k, v = qkv.view(qkv.shape[0], heads, -1).split((query_heads, kv_heads, kv_heads), dim=1)
+        return _rope(q, cos, sin, inverse=False), _rope(k, cos, sin, inverse=False), v.contiguous()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, for_q: Tensor, for_k: Tensor, for_v: Tensor) -> tuple[Tensor, None, None, None, None]:
+        cos, sin = ctx.saved_tensors
+        turned = (_rope(part, cos, sin, inverse=True) for part in (for_q, for_k))
+        return torch.cat((*turned, for_v), dim=1).flatten(1), None, None, None, None
