@@ -3,6 +3,7 @@
 torch is imported when the rank joins, so the driver can import this module without it.
 """
 
+import ctypes
 import logging
 import math
 import os
@@ -28,6 +29,8 @@ from models.manifest import TensorSpec, WeightsManifest
 from policies.roofline.pace import Pace
 
 _log = logging.getLogger(__name__)
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4  # malloc.h
+_KEPT_BYTES = 2**31 - 1  # `mallopt` takes an int
 
 if TYPE_CHECKING:
     import numpy as np
@@ -81,6 +84,16 @@ def fix_threads(threads: int) -> None:
     os.environ.update(OMP_NUM_THREADS=str(threads), OMP_DYNAMIC="FALSE", MKL_DYNAMIC="FALSE")
 
 
+def keep_freed_memory() -> None:
+    """Have glibc keep freed memory of this process, up to 2 GiB, for the next allocation.
+
+    By default it maps large blocks anew and returns them when they are freed. Linux then clears each page of an
+    operation's result at its first use. No effect with another C library."""
+    if (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:
+        for parameter, value in ((_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, _KEPT_BYTES), (_M_TOP_PAD, 1 << 26)):
+            mallopt(parameter, value)
+
+
 class LearnerRank:
     """LearnerGroup calls every method on all ranks at once; see Trainer for details."""
 
@@ -91,6 +104,7 @@ class LearnerRank:
             # Ray's handler raises SystemExit anywhere in the rank, and a checkpoint would report it as a failed write.
             # The rank has nothing to hand over, so it just ends.
             on_sigterm(partial(os._exit, 1))
+            keep_freed_memory()
         self._spec, self._index, self._size = spec, index, size
         self._trainer: Trainer | None = None
         self._store: Any = None
