@@ -126,7 +126,10 @@ def _of_schema(schema: Mapping[str, Any], document: Mapping[str, Any]) -> Iterat
     """Yield what JSON schema draft 2020-12 refuses: unknown and missing fields by their own keys, some repeatedly."""
     import jsonschema
 
-    for fault in jsonschema.Draft202012Validator(schema).iter_errors(document):
+    of_draft = jsonschema.Draft202012Validator
+    integers = of_draft.TYPE_CHECKER.redefine("integer", _is_integer)  # the draft's own accepts 1.0
+    validator = jsonschema.validators.extend(of_draft, type_checker=integers)  # type: ignore[no-untyped-call]
+    for fault in validator(schema).iter_errors(document):
         key = ".".join(map(str, fault.absolute_path))
         match fault.validator:
             case "additionalProperties":
@@ -142,6 +145,10 @@ def _of_schema(schema: Mapping[str, Any], document: Mapping[str, Any]) -> Iterat
                         yield Issue(f"{key}.{name}".lstrip("."), "is required")
             case _:
                 yield Issue(key, fault.message)
+
+
+def _is_integer(checker: object, value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _launcher(document: Mapping[str, Any]) -> Iterator[Issue]:

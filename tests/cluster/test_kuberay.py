@@ -74,6 +74,8 @@ def pod(manifest: Manifest) -> Manifest:
             "required",
         ),
         (lambda m: cluster_of(m)["workerGroupSpecs"][1].update(minReplicas="1"), "minReplicas", "integer"),
+        (lambda m: cluster_of(m)["workerGroupSpecs"][1].update(minReplicas=1.0), "minReplicas", "integer"),
+        (lambda m: cluster_of(m)["workerGroupSpecs"][1].update(minReplicas=True), "minReplicas", "integer"),
         (lambda m: cluster_of(m).update(rayVersion="2.59.0"), "rayVersion", f"installed here is {version('ray')}"),
         (lambda m: cluster_of(m).pop("rayVersion"), "rayVersion", "missing"),
         (lambda m: cluster_of(m).pop("authOptions"), "authOptions", "without a token"),
