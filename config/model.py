@@ -60,6 +60,10 @@ class LoraOptions(BaseModel, frozen=True, extra="forbid"):
     dropout: Annotated[
         float, Field(ge=0, lt=1, description="only 0 is possible: two passes over a sequence must agree")
     ] = 0.0
+    bf16_gradients: Annotated[
+        bool,
+        Field(description="multiply gradients by the frozen float32 weights in bfloat16; log-probs keep their bits"),
+    ] = False
     path: Annotated[
         str | None, Field(description="directory of a peft adapter to continue; default: fresh ones, B = 0")
     ] = None

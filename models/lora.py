@@ -38,7 +38,7 @@ def attach(model: Transformer, options: LoraOptions, seed: int) -> None:
         projection = model.get_submodule(module)
         assert isinstance(projection, Projection)
         if projection.adapters is None:
-            projection.adapters = nn.ModuleDict()
+            projection.adapters, projection.bf16_gradients = nn.ModuleDict(), options.bf16_gradients
         bound = 1 / math.sqrt(projection.inputs)
         a = torch.empty(options.rank, projection.inputs).uniform_(-bound, bound, generator=generator)
         b = torch.zeros(piece.stop - piece.start, options.rank)

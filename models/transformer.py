@@ -64,6 +64,7 @@ class Projection(nn.Module):
         self.weight = nn.Parameter(torch.empty(outputs, inputs, dtype=dtype, device=device))
         self.bias = nn.Parameter(torch.empty(outputs, dtype=dtype, device=device)) if bias else None
         self.invariant = invariant
+        self.bf16_gradients = False  # with adapters, see ops.adapted_linear
         self.adapters: nn.ModuleDict | None = None  # low-rank updates of parts of the weight, by name: see models.lora
 
     @property
@@ -75,7 +76,15 @@ class Projection(nn.Module):
         """[T, K] -> [T, N]"""
         if updates := self.updates:
             low_bit = None if self.mirror is None else self.mirror.of(self.weight, updates)
-            return ops.adapted_linear(x, self.weight, self.bias, updates, invariant=self.invariant, low_bit=low_bit)
+            return ops.adapted_linear(
+                x,
+                self.weight,
+                self.bias,
+                updates,
+                invariant=self.invariant,
+                low_bit=low_bit,
+                bf16_gradients=self.bf16_gradients,
+            )
         if self.mirror is not None:
             return ops.mirrored_linear(x, self.weight, self.mirror.of(self.weight), self.bias)
         return ops.linear(x, self.weight, self.bias, invariant=self.invariant)

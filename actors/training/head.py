@@ -125,13 +125,14 @@ def frozen_head_logprobs(
     *,
     chunk_rows: int,
     invariant: bool,
+    bf16_gradients: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Same as `head_logprobs` of the states [T, H] at `rows` int64 [R], R > 0, with targets int64 [R]: on the CPU, for
     a weight [V, H] without gradient. A row with several targets is computed once. The entropies have no gradient."""
     needed, at = np.unique(rows.numpy(), return_inverse=True)
     hidden = states.index_select(0, torch.from_numpy(needed))
     found: tuple[Tensor, Tensor, Tensor] = _FrozenHead.apply(  # type: ignore[no-untyped-call]
-        hidden, weight, at, targets, temperature, chunk_rows, invariant
+        hidden, weight, at, targets, temperature, chunk_rows, invariant, bf16_gradients
     )
     return found
 
@@ -152,6 +153,7 @@ class _FrozenHead(torch.autograd.Function):
         temperature: float,
         chunk_rows: int,
         invariant: bool,
+        bf16_gradients: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
         count, drawn = len(hidden), targets.numpy()
         order = np.argsort(at, kind="stable")
@@ -167,7 +169,8 @@ class _FrozenHead(torch.autograd.Function):
             chosen[here] = table[rows[here] - start, targets[here]]
             parts.append(ops.softmax_terms(table, torch.from_numpy(taken[start:end]), temperature))
             if ctx.needs_input_grad[0]:
-                slope = (table.to(weight.dtype) @ weight).float()
+                table = table.to(weight.dtype)
+                slope = (ops.product_in_bf16(table, weight) if bf16_gradients else table @ weight).float()
                 slopes.append(slope.div_(parts[-1].total[:, None] * -temperature))
         top, log_total, log_total_t1, _, entropy = (torch.cat(column)[rows] for column in zip(*parts, strict=True))
         if slopes:
@@ -183,8 +186,8 @@ class _FrozenHead(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor, _: Tensor, __: Tensor) -> tuple[Tensor, None, None, None, None, None, None]:
+    def backward(ctx: Any, grad: Tensor, _: Tensor, __: Tensor) -> tuple[Tensor | None, ...]:
         slopes, rows, apart, apart_rows, apart_at = ctx.saved_tensors
         weights = grad.new_zeros(len(slopes)).index_add_(0, rows, grad)
         for_hidden = (slopes * weights[:, None]).index_add_(0, apart_rows, apart * grad[apart_at, None])
-        return for_hidden.to(ctx.dtype), None, None, None, None, None, None
+        return for_hidden.to(ctx.dtype), None, None, None, None, None, None, None

@@ -128,6 +128,7 @@ class LogProbModel(nn.Module):
     _tell: Callable[[Tensor], None] | None = None  # see `telling`
     _recorded: tuple[int, ...] = ()
     written_out = False  # use the explicit gradient of `actors.training.head`: on devices, for the native network
+    bf16_gradients = False  # of a frozen head, see LoraOptions
     entropy_gradient = False  # whether entropies carry gradient; needs a second table of [R, vocabulary]
 
     def __init__(self, network: CausalModel, device: torch.device) -> None:
@@ -177,6 +178,7 @@ class LogProbModel(nn.Module):
                 temperature,
                 chunk_rows=self.chunk_rows,
                 invariant=self.network.batch_invariant,
+                bf16_gradients=self.bf16_gradients,
             )
         hidden = states.index_select(0, rows)
         if self.written_out:

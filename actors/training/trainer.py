@@ -487,6 +487,7 @@ class Trainer:
             seed=self._seed,
         )
         module = LogProbModel(network, self.rank.device)
+        module.bf16_gradients = self.options.lora is not None and self.options.lora.bf16_gradients
         if self._sharded:
             shard(module, network.blocks, self.rank, compute_dtype=self._compute_dtype)
         return module

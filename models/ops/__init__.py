@@ -4,7 +4,7 @@ In a batch-invariant operation, a row's result never depends on other rows. Call
 which selects a kernel or torch per call, by device, dtype and gradients.
 """
 
-from models.ops.adapted import LowRank, adapted_linear, merge, merge_rows
+from models.ops.adapted import LowRank, adapted_linear, merge, merge_rows, product_in_bf16
 from models.ops.attention import packed_attention, paged_attention
 from models.ops.chain import DraftChain
 from models.ops.eagle import EaglePasses
@@ -37,6 +37,7 @@ __all__ = [
     "paged_attention",
     "prepack",
     "prepack_low_bit",
+    "product_in_bf16",
     "requantise",
     "rms_norm",
     "rope_write",

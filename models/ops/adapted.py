@@ -97,13 +97,17 @@ def adapted_linear(
     *,
     invariant: bool,
     low_bit: LowBitWeight | None = None,
+    bf16_gradients: bool = False,
 ) -> Tensor:
     """Return x [T, K] times the merged weight [N, K]^T plus bias, [T, N]; differentiable in x and the updates' a and b.
 
+    `bf16_gradients`: the gradient in x multiplies by the weight in bfloat16, in twice the speed where a CPU has it.
     `low_bit`: the merged weight as engines store it. The product is then the engine's, and gradients use
     straight-through estimation of both roundings (`mirrored_linear`)."""
     factors = [factor for update in updates for factor in (update.a, update.b)]
-    result: Tensor = _Adapted.apply(x, weight, bias, updates, invariant, low_bit, *factors)  # type: ignore[no-untyped-call]
+    result: Tensor = _Adapted.apply(  # type: ignore[no-untyped-call]
+        x, weight, bias, updates, invariant, low_bit, bf16_gradients, *factors
+    )
     return result
 
 
@@ -117,10 +121,12 @@ class _Adapted(torch.autograd.Function):
         updates: Sequence[LowRank],
         invariant: bool,
         low_bit: LowBitWeight | None,
+        bf16_gradients: bool,
         *factors: Tensor,
     ) -> Tensor:
         ctx.places = [(update.scale, update.start, update.stop) for update in updates]
         ctx.low_bit, ctx.dtype = low_bit, x.dtype
+        ctx.bf16_gradients = bf16_gradients
         if low_bit is None:
             ctx.save_for_backward(weight, *factors, x)
             fits = takes(x, weight) and (bias is None or takes(x, bias)) and _supported(weight, updates)
@@ -146,15 +152,21 @@ class _Adapted(torch.autograd.Function):
         )
         grad_x = None
         if ctx.needs_input_grad[0] and ctx.low_bit is None:
-            grad_x = (grad @ weight).addmm_(inner, a)
+            through = product_in_bf16(grad, weight) if ctx.bf16_gradients else grad @ weight
+            grad_x = through.addmm_(inner, a)
         elif ctx.needs_input_grad[0]:
             grad_x = grad @ dequantise(ctx.low_bit).to(grad.dtype)
         for_a = (inner.t() @ x).float().split(ranks)
         outer = (x @ a.t()).split(ranks, dim=1)
         grads: list[Tensor] = []
-        for update, part, through, first in zip(updates, rows, outer, for_a, strict=True):
-            grads += [first, (part.t() @ through).float().mul_(update.scale)]
-        return grad_x, None, None, None, None, None, *grads
+        for update, part, inputs, first in zip(updates, rows, outer, for_a, strict=True):
+            grads += [first, (part.t() @ inputs).float().mul_(update.scale)]
+        return grad_x, None, None, None, None, None, None, *grads
+
+
+def product_in_bf16(x: Tensor, weight: Tensor) -> Tensor:
+    """Return x [T, N] @ weight [N, K] in the dtype of x: both rounded to bfloat16, and so is the result."""
+    return (x.bfloat16() @ weight.bfloat16()).to(x.dtype)
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None, updates: Sequence[LowRank]) -> Tensor:

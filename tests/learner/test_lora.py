@@ -63,6 +63,32 @@ def published(trainer: Trainer, version: int, *, masters: bool = False) -> tuple
     return found
 
 
+def gradients(path: Path, monkeypatch: pytest.MonkeyPatch, **lora: Any) -> tuple[Tensor, float]:
+    """Return the first gradient of random adapters, in one row, and the loss."""
+    trainer = trainer_of(path, lora=LoraOptions(rank=2, alpha=4, **lora))
+    found, generator, update = list[Tensor](), torch.Generator().manual_seed(3), trainer._update
+    with torch.no_grad():
+        for _, parameter in trainer._trained:
+            parameter.normal_(0, 0.1, generator=generator)
+
+    def recorded(loss: Tensor) -> tuple[float, float, float]:
+        found.append(torch.cat([p.grad.flatten() for _, p in trainer._trained if p.grad is not None]))
+        return update(loss)
+
+    monkeypatch.setattr(trainer, "_update", recorded)
+    losses = step(trainer)
+    return found[0], losses[0]
+
+
+def test_gradients_in_bfloat16_are_near_and_the_loss_is_the_same(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    exact, loss = gradients(base, monkeypatch)
+    near, same = gradients(base, monkeypatch, bf16_gradients=True)
+    assert same == loss
+    assert not torch.equal(near, exact)
+    torch.testing.assert_close(near, exact, rtol=0, atol=0.02 * float(exact.norm()))
+    assert torch.cosine_similarity(near, exact, dim=0) > 0.999
+
+
 class Engine:
     """The native engine in this process, and the model that it holds."""
 
