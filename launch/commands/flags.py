@@ -3,6 +3,7 @@ configuration then answers. Owns the rewriting only.
 """
 
 import difflib
+import functools
 from typing import Any
 
 from typer.core import TyperCommand
@@ -22,14 +23,15 @@ class WithOverrides(TyperCommand):
 
 def as_overrides(args: list[str], options: dict[str, Any]) -> list[str]:
     """Rewrite every flag in `args` that is no option, and does not resemble one, as key=value. `options`: whether each
-    option takes a value, by name. A flag without a value is true. Overrides go behind all other arguments."""
+    option takes a value, by name. The last word of a key is an override though it resembles an option: `--steps` is
+    run.steps, not --step. A flag without a value is true. Overrides go behind all other arguments."""
     left, rewritten, found = list(args), list[str](), list[str]()
     while left:
         token = left.pop(0)
         name, equals, value = token.partition("=")
         if token == "--":
             return [*rewritten, *found, token, *left]
-        if name in options or not name.startswith("--") or difflib.get_close_matches(name, options, n=1, cutoff=0.8):
+        if name in options or not name.startswith("--") or _mistyped(name, options):
             rewritten.append(token)
             if options.get(name) and not equals and left:
                 rewritten.append(left.pop(0))
@@ -39,3 +41,16 @@ def as_overrides(args: list[str], options: dict[str, Any]) -> list[str]:
             value = left.pop(0) if follows else "true"
         found.append(f"{name.removeprefix('--')}={value}")
     return [*rewritten, *found]
+
+
+def _mistyped(name: str, options: dict[str, Any]) -> bool:
+    """Whether a flag resembles an option and is not a key's own word."""
+    return bool(difflib.get_close_matches(name, options, n=1, cutoff=0.8)) and name.removeprefix("--") not in _words()
+
+
+@functools.cache
+def _words() -> frozenset[str]:
+    """Return the last word of every key."""
+    from launch.config.schema import by_name  # other flags are spared the import
+
+    return frozenset(key.rpartition(".")[2] for key in by_name())

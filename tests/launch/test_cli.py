@@ -268,10 +268,19 @@ def test_flags_of_another_trainer_are_read_as_keys(write_config: Write) -> None:
         (["--lr", "--seed", "3"], ["lr=true", "seed=3"]),
         (["--flag", "run.steps=3", "-1"], ["run.steps=3", "-1", "flag=true"]),
         (["a=1", "--", "--lr", "1"], ["a=1", "--", "--lr", "1"]),
+        (["c.yaml", "--steps", "5", "--step", "5"], ["c.yaml", "--step", "5", "steps=5"]),
+        (["c.yaml", "--stpe=5"], ["c.yaml", "--stpe=5"]),
     ],
 )
 def test_a_flag_takes_what_follows_it_unless_that_is_a_key(given: list[str], wanted: list[str]) -> None:
-    assert as_overrides(given, {"--resume": False, "--allow": True}) == wanted
+    assert as_overrides(given, {"--resume": False, "--allow": True, "--step": True}) == wanted
+
+
+@pytest.mark.parametrize("command", ["train", "config"])
+def test_a_word_of_a_key_is_answered_with_the_key_and_not_with_an_option(write_config: Write, command: str) -> None:
+    """`--step` of a resume resembles it."""
+    code, _, err = run(command, str(write_config()), "--steps", "5")
+    assert (code, "did you mean run.steps?" in " ".join(err.split())) == (2, True), err
 
 
 def test_an_evaluation_is_a_table_of_sets_and_metrics(capsys: pytest.CaptureFixture[str]) -> None:
