@@ -207,7 +207,7 @@ def show_config(
     schema: Annotated[bool, typer.Option("--schema", help="describe every key")] = False,
     debug: Debug = False,
 ) -> None:
-    """Print the resolved configuration with the source of every value, and warn about what this machine lacks."""
+    """Print the resolved configuration with the source of every value. Fails if a run would be refused here."""
     with failures(debug, into_pipe=True):
         from launch.config.bias import biases_of
         from launch.config.manual import schema_markdown
@@ -215,7 +215,7 @@ def show_config(
 
         if schema:
             typer.echo(schema_markdown(), nl=False)
-            return
+            raise typer.Exit
         if config is None:
             raise UsageError("give a configuration file, or --schema")
         loaded = _load(config, overrides)
@@ -225,10 +225,13 @@ def show_config(
             typer.echo(f"{line:<{column}}  # {source}" if source else line)
         from launch.commands.preflight import preflight
 
-        for issue in preflight(loaded.config):
-            typer.secho(f"warning: {issue}", fg="yellow", err=True)
         for reason in biases_of(loaded.config):
             typer.secho(f"biased: {reason}", fg="yellow", err=True)
+        refused = preflight(loaded.config)
+        for issue in refused:
+            typer.secho(f"error: {issue}", fg="red", err=True)
+    if refused:
+        raise typer.Exit(2)
 
 
 @app.command("plan-graphs", cls=WithOverrides)

@@ -1,5 +1,5 @@
-"""All checks of a configuration that are possible before Ray starts. `paceline config` prints the faults as warnings;
-the commands that run refuse them.
+"""All checks of a configuration that are possible before Ray starts. `paceline config` prints the faults
+and the commands that run refuse them: exit code 2 in both.
 
 Owns the order of the checks; each is made by the code that the run itself uses.
 """

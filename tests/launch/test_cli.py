@@ -65,14 +65,14 @@ def test_version_says_what_is_installed() -> None:
     assert dict(line.split(": ", 1) for line in said.splitlines()) == installed()
 
 
-def test_config_prints_values_with_sources_and_warns(write_config: Write) -> None:
+def test_config_prints_values_with_sources_and_what_would_stop_a_run(write_config: Write) -> None:
     path = write_config()
     code, out, err = run("config", str(path), "run.seed=3")
-    assert code == 0
+    assert code == 2
     lines = {line.split("#")[0].strip(): line.partition("# ")[2] for line in out.splitlines()}
     assert lines["seed: 3"] == "override"
     assert lines["steps: 5"] == f"{path}:3"
-    assert "warning: model.path" in err
+    assert "error: model.path" in err
     assert "biased" not in err
     _, _, err = run("config", str(path), "rollout.budget.share=0.5", "objective.name=grpo")
     assert "biased: objective.normalize=group" in err

@@ -233,11 +233,13 @@ def test_a_command_is_asked_only_for_what_it_uses(inputs: Path) -> None:
     assert found(inputs, bad, command="eval") == found(inputs, bad, command="warmup") == []
 
 
-def test_train_refuses_what_config_warns_of_and_leaves_no_trace(inputs: Path) -> None:
+def test_train_refuses_what_config_refuses_and_leaves_no_trace(inputs: Path) -> None:
     arguments = [str(inputs / "config.yaml"), model_like(inputs, "gemma", architectures=["GemmaForCausalLM"])]
-    warned, refused = (CliRunner().invoke(app, [command, *arguments]) for command in ("config", "train"))
-    assert (warned.exit_code, refused.exit_code) == (0, 2)
-    assert "warning: model.path" in warned.stderr
+    shown, refused = (CliRunner().invoke(app, [command, *arguments]) for command in ("config", "train"))
+    assert (shown.exit_code, refused.exit_code) == (2, 2)
+    assert "error: model.path" in shown.stderr
+    assert "path: " in shown.stdout  # the configuration is printed all the same
+    assert CliRunner().invoke(app, ["config", arguments[0]]).exit_code == 0
     assert "GemmaForCausalLM is not supported" in " ".join(refused.stderr.split())
     assert "--resume" not in refused.stderr
     assert not (inputs / "runs").exists()

@@ -72,7 +72,7 @@ def test_a_users_models_and_actors_are_left_alone(tmp_path: Path) -> None:
     assert "DONE" in done.stdout, done.stdout + done.stderr
     (here / "c.yaml").write_text("run: {name: x}\nmodel: {path: m}\ndata: {train: t}\n")
     done = python("-c", f"{AWAY}\nimport runpy; runpy.run_module('paceline', run_name='__main__')", "config", "c.yaml")
-    assert (done.returncode, "run.name" in done.stdout or "name: x" in done.stdout) == (0, True), done.stderr
+    assert (done.returncode, "name: x" in done.stdout, "error: model.path" in done.stderr) == (2, True, True), done
     done = python(
         "-c", f"{AWAY}\nimport runpy; runpy.run_module('paceline', run_name='__main__')", "config", "c.yaml", "lr=1"
     )
