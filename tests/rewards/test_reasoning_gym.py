@@ -1,10 +1,12 @@
 """Answers to reasoning-gym's questions: where they are read, what its scorers say of them, and what never runs."""
 
+import importlib
 import importlib.util
 import inspect
 import json
 import re
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,16 @@ from actors.rewards.gym import RefusedError, make
 from config.rewards import RewardOptions, RewardTerm
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("reasoning_gym") is None, reason="needs reasoning-gym")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def imported() -> None:
+    """Warnings of its syntax would be errors here, where no installer compiled what it imports (uv, --no-compile)."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        importlib.import_module("reasoning_gym")
+
+
 REFUSED = {"arc_agi", "composite", "rearc"}  # boards in tuples, which a file makes lists; sets of other sets
 # Whose scorers evaluate an answer, as Python or by sympy: what actors.rewards.gym guards. codeio runs its own programs
 # when it makes questions, gsm_symbolic, bitwise_arithmetic and basic_arithmetic evaluate their own expressions.
