@@ -1,6 +1,7 @@
 """A run whose engines are spread over two processes each."""
 
 import json
+from typing import Any
 
 import pytest
 
@@ -8,21 +9,29 @@ from tests.train.conftest import Runs
 from tests.train.test_weights_way import numbers
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
+SAME = [pytest.param(*of, marks=pytest.mark.long) for of in (("store", 2), ("ipc", 1))]
 
 
-def test_a_run_over_two_ranks_is_the_same_run_with_one_worker_or_two(runs: Runs, ray_head: str) -> None:
-    """And whichever way new weights take. Log-probs are the learner's to rounding: stale weights would show there."""
-    settings = ("run.steps=2", "rollout.engine.tensor_parallel=2")
-    one, two = (runs.run(f"ranks-{n}", *settings, f"rollout.workers={n}") for n in (1, 2))
-    assert numbers(one) == numbers(two)
-    for row in (*one, *two):
-        assert 0 < row["logprob_gap/mean"] < 1e-5
-        assert row["weights/by_store"] >= 1
-    shared = runs.run("ranks-ipc", *settings, "rollout.workers=1", "cluster.weights=ipc")
-    pieces = runs.run("ranks-broadcast", *settings, "rollout.workers=2", "cluster.weights=broadcast")
-    assert numbers(shared) == numbers(pieces) == numbers(one)
-    assert all(row["weights/by_ipc"] == 1 for row in shared)
-    assert all(row["weights/by_broadcast"] == 2 for row in pieces)
-    events = [json.loads(line) for line in (runs.root / "ranks-1/events.jsonl").read_text().splitlines()]
+SETTINGS = ("run.steps=2", "rollout.engine.tensor_parallel=2")
+
+
+@pytest.fixture(scope="module")
+def one(runs: Runs, ray_head: str) -> list[dict[str, Any]]:
+    """One worker, weights by the store."""
+    rows = runs.run("ranks-one", *SETTINGS)
+    assert all(row["weights/by_store"] >= 1 for row in rows)
+    return rows
+
+
+@pytest.mark.parametrize(("way", "workers"), [("broadcast", 2), *SAME])
+def test_a_run_over_two_ranks_is_the_same_run_with_any_workers_and_way_of_weights(
+    runs: Runs, one: list[dict[str, Any]], way: str, workers: int
+) -> None:
+    """Log-probs are the learner's to rounding: stale weights would show there."""
+    rows = runs.run(f"ranks-{way}", *SETTINGS, f"rollout.workers={workers}", f"cluster.weights={way}")
+    assert numbers(rows) == numbers(one)
+    assert all(row[f"weights/by_{way}"] >= workers for row in rows)
+    assert all(0 < row["logprob_gap/mean"] < 1e-5 for row in (*one, *rows))
+    events = [json.loads(line) for line in (runs.root / "ranks-one/events.jsonl").read_text().splitlines()]
     (said,) = (event["message"] for event in events if event["kind"] == "ranks")
     assert "2 ranks" in said

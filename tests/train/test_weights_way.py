@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from benchmarks.same_losses import first_difference
-from tests.train.conftest import Runs
+from tests.params import long
+from tests.train.conftest import Alone, Runs
 from tests.train.killing import Moment, VictimName, kill_at
 from tests.train.test_resume import start
 
@@ -18,21 +19,21 @@ def numbers(steps: list[dict[str, Any]]) -> list[tuple[float, ...]]:
 
 
 @pytest.fixture(scope="module")
-def store(runs: Runs, ray_head: str) -> list[dict[str, Any]]:
-    return runs.run("by-store", "run.steps=3", "rollout.workers=2")
+def alone(runs: Runs) -> Alone:
+    """In one process, where nothing is handed over."""
+    return runs.alone("run.steps=3")
 
 
-def test_losses_are_bitwise_those_of_the_object_store(runs: Runs, store: list[dict[str, Any]]) -> None:
-    broadcast = runs.run("by-broadcast", "run.steps=3", "rollout.workers=2", "cluster.weights=broadcast")
-    shared = runs.run("by-ipc", "run.steps=3", "rollout.workers=2", "cluster.weights=ipc", "learner.ranks=1")
-    assert numbers(broadcast) == numbers(shared) == numbers(store)
-    for steps, way in ((store, "store"), (broadcast, "broadcast"), (shared, "ipc")):
-        for row in steps:
-            assert row[f"weights/by_{way}"] == 2
-            assert row["weights/bytes"] > 0
-        events = (json.loads(line) for line in (runs.root / f"by-{way}/events.jsonl").read_text().splitlines())
-        (said,) = (event["message"] for event in events if event["kind"] == "weights_way")
-        assert said.startswith(f"{way} for 2 workers: ")
+@pytest.mark.parametrize("way", ["broadcast", *long("ipc", "store")])
+def test_losses_are_bitwise_those_of_one_process(runs: Runs, ray_head: str, alone: Alone, way: str) -> None:
+    steps = runs.run(f"by-{way}", "run.steps=3", "rollout.workers=2", f"cluster.weights={way}")
+    assert numbers(steps) == numbers(alone.rows)
+    for row in steps:
+        assert row[f"weights/by_{way}"] == 2
+        assert row["weights/bytes"] > 0
+    events = (json.loads(line) for line in (runs.root / f"by-{way}/events.jsonl").read_text().splitlines())
+    (said,) = (event["message"] for event in events if event["kind"] == "weights_way")
+    assert said.startswith(f"{way} for 2 workers: ")
 
 
 @pytest.mark.long
@@ -56,10 +57,10 @@ def test_losses_are_bitwise_the_same_by_what_changed(runs: Runs, ray_head: str, 
 
 
 @pytest.mark.long
-def test_phases_of_memory_change_no_number(runs: Runs, store: list[dict[str, Any]]) -> None:
+def test_phases_of_memory_change_no_number(runs: Runs, ray_head: str, alone: Alone) -> None:
     """Engines sleep while the learner works, and its optimizer's state is away while they decode."""
     moves = runs.run("moves", "run.steps=3", "rollout.workers=2", "cluster.offload=always", "cluster.weights=ipc")
-    assert numbers(moves) == numbers(store)
+    assert numbers(moves) == numbers(alone.rows)
     assert "memory_phases" in (runs.root / "moves" / "events.jsonl").read_text()
     assert "engine_awake" not in (runs.root / "moves" / "events.jsonl").read_text()
 
