@@ -110,6 +110,7 @@ def test_a_submitted_job_runs_our_code_on_the_cluster(head: Head) -> None:
     assert "succeeded" in done.stdout + done.stderr
 
 
+@pytest.mark.long
 def test_a_wrong_key_fails_the_job_and_the_log_says_why(head: Head) -> None:
     done = head.submit("python", "-m", "launch", "config", "examples/cluster/qwen2.5-7b-gsm8k.yaml", "run.stepz=3")
     assert done.returncode != 0

@@ -33,7 +33,7 @@ def lines(path: str) -> list[Json]:
     return [json.loads(line) for line in Path(path).read_text().splitlines()]
 
 
-@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=2, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(size=st.integers(1, 100), held=st.integers(0, 40), seed=st.integers(0, 2**31))
 def test_questions_are_different_and_the_held_out_ones_apart(tmp_path: Path, size: int, held: int, seed: int) -> None:
     made = generated(config(tmp_path, {"name": "chain_sum", "size": size, "eval": held, "seed": seed, "config": SUMS}))
@@ -89,31 +89,36 @@ def test_what_becomes_of_it_is_sets_with_their_weights_and_a_reward(tmp_path: Pa
     assert load_values(json.loads(made.model_dump_json()), "run.yaml").config == made
 
 
+REFUSED: list[tuple[Json, str, list[str]]] = [
+    ({"name": "a", "dataset": "zz"}, "0.dataset", ["no data set 'zz'", "all 106"]),
+    ({"name": "chain_sum", "config": {"seed": 3}}, "0.config.seed", ["write seed beside config"]),
+    (
+        {"name": "chain_sum", "config": {"min_terms": 3, "max_terms": 2}},
+        "0.config",
+        ["chain_sum refuses it", "max_terms must be >= min_terms", "its defaults: min_terms=2"],
+    ),
+    ({"name": "chain_sum", "config": {"max_terms": "many"}}, "0.config", ["chain_sum refuses it", "TypeError"]),
+    ({"name": "chain_sum", "eval": 300, "config": SUMS}, "0.eval", ["300 is too many", "different questions in"]),
+    ({"name": "rearc"}, "0.name", ["records of rearc cannot be kept in a file", "another data set"]),
+    ({"name": "composite"}, "0.config", ["composite refuses it", "at least one dataset"]),
+]
+
+
 @pytest.mark.parametrize(
-    ("task", "key", "words"),
+    ("task", "key", "words"),  # each is a process that imports the package
     [
         ({"name": "chain_sums"}, "0.name", ["no data set 'chain_sums'", "did you mean chain_sum", "all 106"]),
-        ({"name": "a", "dataset": "zz"}, "0.dataset", ["no data set 'zz'", "all 106"]),
         (
             {"name": "chain_sum", "config": {"max_term": 3}},
             "0.config.max_term",
             ["chain_sum has no such key", "did you mean max_terms?", "it has min_terms, max_terms"],
         ),
-        ({"name": "chain_sum", "config": {"seed": 3}}, "0.config.seed", ["write seed beside config"]),
-        (
-            {"name": "chain_sum", "config": {"min_terms": 3, "max_terms": 2}},
-            "0.config",
-            ["chain_sum refuses it", "max_terms must be >= min_terms", "its defaults: min_terms=2"],
-        ),
-        ({"name": "chain_sum", "config": {"max_terms": "many"}}, "0.config", ["chain_sum refuses it", "TypeError"]),
         (
             {"name": "chain_sum", "size": 500, "config": SUMS},
             "0.size",
             ["500 is too many", "136 different questions that are not held out", "set it to 122 or less", "widen"],
         ),
-        ({"name": "chain_sum", "eval": 300, "config": SUMS}, "0.eval", ["300 is too many", "different questions in"]),
-        ({"name": "rearc"}, "0.name", ["records of rearc cannot be kept in a file", "another data set"]),
-        ({"name": "composite"}, "0.config", ["composite refuses it", "at least one dataset"]),
+        *(pytest.param(*row, marks=pytest.mark.long) for row in REFUSED),
     ],
 )
 def test_what_the_package_refuses_is_told_by_key(tmp_path: Path, task: Json, key: str, words: list[str]) -> None:

@@ -78,6 +78,7 @@ def sharded(rank: Rank, model_dir: str, rests: bool) -> list[tuple[float, ...]]:
     return numbers(trainer, rests)
 
 
+@pytest.mark.long
 def test_two_ranks_rest_with_their_shards(model_dir: Path) -> None:
     for rests, undisturbed in run_ranks(2, both, str(model_dir)):
         assert rests == undisturbed

@@ -45,6 +45,7 @@ def killed(pid: int) -> Iterator[None]:
         timer.join()
 
 
+@pytest.mark.long
 def test_two_ranks_that_are_killed_in_a_step_and_in_a_checkpoint_go_on_bitwise(
     model_dir: Path, tmp_path: Path, ray_head: str
 ) -> None:

@@ -313,6 +313,7 @@ def both(rank: Rank, path: Path) -> dict[str, Any]:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_two_ranks_compute_and_publish_what_one_does(wide: Path) -> None:
     """Each quantises whole matrices that it gathers: scales are never those of a shard."""
     first, second = run_ranks(2, both, wide)

@@ -13,6 +13,7 @@ from config.speculation import SpeculationOptions
 from config.strategy import PLAIN
 from policies.speculation.build import build_policy
 from policies.speculation.chooser import AdaptivePolicy
+from tests.params import long
 from tests.policies.speculation_sim import Running, Simulation, Step, World, bound_share, constant, long_tail
 
 GPU = World(
@@ -28,6 +29,7 @@ SLOW_TO_START = replace(GPU, catch_up_row_s=60e-6)  # a CPU's: as dear per row a
 DRAFTERS = ("ngram", "suffix", "eagle")
 LONGEST = 2048
 REQUESTS = (1, 2, 4, 8, 16, 32, 64)
+BETWEEN = [pytest.param(*of, marks=pytest.mark.long) for of in ((2, 2), (4, 2), (16, 3), (64, 2))]
 
 
 def adaptive(max_running: int = 32, **options: float) -> AdaptivePolicy:
@@ -66,7 +68,7 @@ def share_of_eagle(steps: Sequence[Step]) -> float:
 
 
 @pytest.mark.parametrize("world", [GPU, SLOW_TO_START], ids=["gpu", "slow to start"])
-@pytest.mark.parametrize(("requests", "rl_step"), [(1, 4), (2, 2), (4, 2), (8, 2), (16, 3), (32, 3), (64, 2)])
+@pytest.mark.parametrize(("requests", "rl_step"), [(1, 4), (8, 2), (32, 3), *BETWEEN])
 def test_a_network_that_pays_is_soon_in_use(world: World, requests: int, rl_step: int) -> None:
     """By the second or third RL step; one request alone decodes so little that 1 % of it pays few trials: by the
     fourth."""
@@ -88,7 +90,7 @@ def test_it_is_found_at_every_batch_size_where_nothing_else_changes(running: int
     assert bound_share(done[4], simulation.policy.arms_at) >= 0.9
 
 
-@pytest.mark.parametrize("requests", REQUESTS)
+@pytest.mark.parametrize("requests", [1, 16, *long(2, 4, 8, 32, 64)])
 def test_new_weights_in_every_rl_step_cost_little_of_what_is_reachable(requests: int) -> None:
     renewed, kept = (
         [

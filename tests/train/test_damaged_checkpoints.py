@@ -106,6 +106,7 @@ def test_of_a_thousand_bits_of_a_runs_newest_checkpoint_each_is_named_and_the_on
     assert runs.texts("flipped") == runs.texts("undamaged")
 
 
+@pytest.mark.long
 def test_a_run_goes_on_from_the_step_that_is_asked_for(runs: Runs, whole: list[dict[str, Any]]) -> None:
     folder = copied(runs, "asked")
     command = ["train", str(runs.config), *runs.overrides("asked", *ALL), "--resume", "--step", "3"]
@@ -134,6 +135,7 @@ def test_where_nothing_is_intact_the_run_says_so_before_ray_starts_and_leaves_th
     assert (names(folder), (folder / "metrics.jsonl").read_bytes()) == before
 
 
+@pytest.mark.long
 def test_responses_that_a_checkpoint_lacks_are_missed(runs: Runs, ray_head: str) -> None:
     """One step off: without them it would be another run, and nothing would say so."""
     stale = *ALL, "rollout.staleness=1"

@@ -28,6 +28,7 @@ def test_without_speculation_and_with_three_workers_the_same_is_learned(runs: Ru
     is_the_same(runs, "off", rows, base)
 
 
+@pytest.mark.long
 def test_trees_of_drafts_change_nothing_that_is_learned(runs: Runs, base: list[dict[str, Any]]) -> None:
     """Chains, and other drafters: test_ruled_runs.py, in one process."""
     fixed = "rollout.speculation={mode: fixed, strategies: ['suffix:4x2/8']}"
@@ -43,6 +44,7 @@ def is_the_same(runs: Runs, name: str, rows: list[dict[str, Any]], base: list[di
     assert runs.evaluations(name) == runs.evaluations("base")
 
 
+@pytest.mark.long
 def test_two_learner_ranks_give_the_losses_of_one(runs: Runs, base: list[dict[str, Any]]) -> None:
     """Within float tolerance, and over the first steps only: rounding may then change a sampled token."""
     steps = runs.run("ranks2", SHARP, "learner.ranks=2", "run.steps=2")

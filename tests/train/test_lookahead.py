@@ -11,6 +11,7 @@ import pytest
 from benchmarks.same_losses import first_difference
 from launch.observe.journal import read
 from launch.run.train import EXIT_INTERRUPTED
+from tests.params import long
 from tests.train.conftest import Runs
 from tests.train.killing import Moment, kill_at, reasons
 from tests.train.test_resume import start, wait_for_steps
@@ -54,7 +55,7 @@ ARMS = {
 }
 
 
-@pytest.mark.parametrize("name", ARMS)
+@pytest.mark.parametrize("name", ["always", "apart", *long("three", "trained")])
 def test_the_same_is_sampled_and_learned(runs: Runs, plain: Path, name: str) -> None:
     rows = runs.run(name, *ARMS[name])
     assert first_difference(plain, runs.root / name) is None

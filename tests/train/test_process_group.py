@@ -56,7 +56,7 @@ def check_stopped(runs: Runs, name: str) -> None:
         pytest.param(signal.SIGTERM, 1, marks=pytest.mark.long),
         pytest.param(signal.SIGTERM, 2, marks=pytest.mark.long),
         pytest.param(signal.SIGINT, 1, marks=pytest.mark.long),
-        (signal.SIGINT, 2),
+        pytest.param(signal.SIGINT, 2, marks=pytest.mark.long),
     ],
 )
 def test_a_signal_to_the_group_of_a_run_with_a_head_of_its_own(

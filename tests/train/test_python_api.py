@@ -27,6 +27,7 @@ print("HELD OUT", [row["eval/reward"] for row in run.evaluations()])
 """
 
 
+@pytest.mark.long
 def test_a_script_trains_with_its_own_function_as_the_command_does_with_a_pattern(
     runs: Runs, ray_head: str, tmp_path: Path
 ) -> None:

@@ -81,6 +81,7 @@ def test_ctrl_c_checkpoints_and_stops(runs: Runs, ray_head: str) -> None:
     assert [row["step"] for row in resumed] == list(range(1, done + 2))
 
 
+@pytest.mark.long
 def test_a_lost_learner_rank_ends_the_run_with_the_command_that_resumes_it(runs: Runs, ray_head: str) -> None:
     """Where no restart is allowed. By SIGTERM, which Ray's own handler sees; a rank lost by SIGKILL is in
     tests/learner/test_group."""
@@ -99,6 +100,7 @@ def test_a_lost_learner_rank_ends_the_run_with_the_command_that_resumes_it(runs:
     assert "Worker ID" not in log  # what Ray says of it is in the run's log
 
 
+@pytest.mark.long
 def test_a_new_run_sets_an_older_one_aside_and_keeps_its_own_overrides(runs: Runs, base: list[dict[str, Any]]) -> None:
     overrides = SHARP, "run.steps=1", "run.seed=1", "objective.clip_high=0.31"
     shutil.copytree(runs.root / "base", runs.root / "twice", symlinks=True)
