@@ -50,7 +50,8 @@ class AcceptanceModel:
         drafters = list(dict.fromkeys(arm.drafter for arm in arms))
         trees = list(dict.fromkeys(arm for arm in arms if arm.is_tree))
         chains = {name: table for table, name in enumerate(drafters)}
-        self._table = {arm: chains[arm.drafter] for arm in arms}  # a drafter's chains share one; each tree has its own
+        # A drafter's chains share one, also that of a tree, which is drafted beside early text. Each tree has its own.
+        self._table = {one: chains[arm.drafter] for arm in arms for one in (arm, arm.chain)}
         self._table |= {tree: len(drafters) + i for i, tree in enumerate(trees)}
         self._chains = len(drafters)
         self._chain_of = np.array([chains[tree.drafter] for tree in trees], np.int64)  # [trees] tables

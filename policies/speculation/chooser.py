@@ -42,7 +42,7 @@ class _Hold:
     reason: Reason = Reason.UNMEASURED
     advantage: float | None = None
     best: Strategy = PLAIN  # which a trial was not
-    others: float = 1.0  # tokens per second of the best without its drafter, beside plain decoding's
+    others: float = 1.0  # tokens per second of the best without `best`'s drafter, beside plain decoding's
     seconds: float = HOLD_S
 
 
@@ -201,7 +201,7 @@ class AdaptivePolicy:
             plain_s = None if trial or outcome.kind is StepKind.DISTURBED else self.plain_s(outcome.load)
             if plain_s is not None:
                 hold = self._holds.get(_bucket(running))
-                others = hold.others if hold is not None and hold.strategy.drafter == drafter else 1.0
+                others = hold.others if hold is not None and hold.best.drafter == drafter else 1.0
                 saved_s += plain_s * (1 + outcome.accepted / running) / others - took_s
         if not trial:
             ledger.saved(drafter, saved_s, self._once_s(drafter))
@@ -219,7 +219,7 @@ class AdaptivePolicy:
         strategy, stake_s, rate = self._stake
         self._stake = None
         lost_s = 0.0
-        steps = drafted.get(strategy, [])
+        steps = drafted.get(strategy) or drafted.get(strategy.chain, [])  # beside early text a tree is its chain
         for outcome in steps:
             if outcome.kind is StepKind.DISTURBED:  # Time of prompts or a captured graph is not the arm's.
                 continue
@@ -260,6 +260,8 @@ class AdaptivePolicy:
         if hold.advantage > 1 + MARGIN:
             best, rate = self._arms[-first], drafting
             step_s = running * (1 + float(expected.accepted[-first])) / rate
+        alone = [one for i, one in zip(candidates, rates, strict=True) if self._arms[i].drafter != best.drafter]
+        hold.others = max([1.0, *(one * plain_s / running for one in alone)])
         if self._credit_s > 0 and not self._evaluating:
             trial = self._trial(load, candidates, expected, best, rate)
             if trial is not None:
@@ -272,8 +274,6 @@ class AdaptivePolicy:
                 return
         hold.seconds = min(2 * hold.seconds, CONFIRMED * HOLD_S) if best is hold.best else HOLD_S
         hold.strategy = hold.best = best
-        alone = [one for i, one in zip(candidates, rates, strict=True) if self._arms[i].drafter != best.drafter]
-        hold.others = max([1.0, *(one * plain_s / running for one in alone)])
         hold.reason = Reason.PLAIN_IS_FASTER if best is PLAIN else Reason.PAYS_MOST
         hold.left = int(hold.seconds / step_s)
         if best is not PLAIN:  # Follow its promise no longer than it was observed.

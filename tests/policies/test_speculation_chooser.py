@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from config.strategy import PLAIN, Strategy
 from policies.calibration.costs import CostModel
+from policies.speculation.acceptance import AcceptanceModel
 from policies.speculation.chooser import AdaptivePolicy
 from policies.speculation.defaults import default_arms
 from policies.speculation.policy import Reason
-from policies.steps import Load, StepKind
+from policies.steps import NO_REQUESTS, Load, StepKind
 from tests.params import long
 from tests.policies.loads import load, outcome
 from tests.policies.speculation_sim import (
@@ -333,6 +334,47 @@ def test_trials_say_that_they_are() -> None:
         if step.strategy != PLAIN:
             reasons.add(policy.reason)
     assert reasons == {Reason.TRIAL}
+
+
+def test_a_trial_of_a_tree_beside_early_text_costs_what_its_chain_lost_and_no_stake() -> None:
+    """There the engine drafts the tree's chain. The policy has no such arm, and learns from it all the same."""
+    tree = Strategy.parse("suffix:4x2/8")
+    world = replace(NGRAM, accept={"suffix": 0.9})
+    policy = build((tree,), world, exploration=1.0)
+    while policy.choose(load(1)) is not tree:
+        policy.record(outcome(PLAIN, 1, 0, 0, world.step_s(PLAIN, 1)))
+    assert policy.reason is Reason.TRIAL
+    credit_s = policy._credit_s
+    beside = outcome(tree.chain, 1, 4, 4, 1.0, kind=StepKind.DISTURBED, prompt_tokens=64)
+    policy.record(beside)
+    policy._digest()
+    assert policy._credit_s > credit_s, "the stake is back: time beside other rows is not the arm's"
+    before = AcceptanceModel((tree,)).expected(NO_REQUESTS).accepted[0]
+    assert policy.acceptance.expected(NO_REQUESTS).accepted[0] > before, "four of four were right"
+
+
+def test_what_the_best_saves_while_a_trials_outcome_is_awaited_is_told_from_the_present_estimates() -> None:
+    """A step of it that is as fast as the best without its drafter saves nothing."""
+    world = replace(World({"suffix": 0.9, "ngram": 0.88}, row_s=1e-6), noise=0.3)
+    policy, trials = build(arms("suffix:8", "suffix:4", "ngram:8", "ngram:4"), world, exploration=1.0, lag=4), 0
+    booked: dict[str, float] = {}
+    policy._ledger.saved = lambda drafter, seconds, once_s: booked.update({drafter: seconds})  # type: ignore[method-assign]
+    simulation = Simulation(policy)
+    while trials < 20:
+        simulation.run(world, constant(1), 1)
+        hold = policy._hold
+        if hold.reason is not Reason.TRIAL or hold.left != policy._lag or hold.best is PLAIN:
+            continue
+        trials += 1
+        plain_s = policy.plain_s(load(1))
+        assert plain_s is not None
+        rates = policy.acceptance.expected(np.zeros(1, np.int64))
+        others = [i for i, arm in enumerate(policy._arms) if arm.drafter != hold.best.drafter]
+        fastest = max(policy._rate(load(1), i, float(rates.rows[i]), float(rates.accepted[i])) for i in others)
+        as_fast = outcome(hold.best, 1, hold.best.depth, 2, 3 / max(fastest, 1 / plain_s))
+        booked.clear()
+        policy._balance(hold.best, [as_fast], False)
+        assert booked[hold.best.drafter] == pytest.approx(0.0, abs=0.2 * plain_s)
 
 
 def test_the_time_of_a_step_is_expected_with_the_rows_it_had() -> None:
