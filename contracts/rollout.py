@@ -267,8 +267,8 @@ class EarlyUse:
     engine_steps: int = 0
     checked: int = 0  # early tokens verified
     stood: int = 0  # of those, accepted
-    seconds: float = 0.0  # duration of those steps
-    saved_s: float = 0.0  # measured plain-decoding seconds of the same tokens, minus `seconds`; 0 where unknown
+    seconds: float = 0.0  # duration of those steps, without other requests' prompts and captures of graphs
+    saved_s: float = 0.0  # measured decoding seconds of the same tokens, minus `seconds`; 0 where unknown
 
     def plus(self, other: "EarlyUse") -> "EarlyUse":
         return EarlyUse(

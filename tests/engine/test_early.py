@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import count
+from itertools import count, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -13,17 +13,23 @@ from hypothesis import strategies as st
 
 from actors.data.stop_strings import compile_marker
 from actors.engine.batch.early import AGAIN, MISSES, EarlyTexts
+from actors.engine.batch.plan import StepPlan
 from actors.engine.batch.step.reference import NumpySteps
+from actors.engine.batch.step.types import StepDrafts
 from actors.engine.batch.telemetry import EngineStepRecord
 from actors.engine.native import engine as engine_module
 from actors.engine.native.engine import NativeEngine
+from actors.engine.native.forward.draws import Draws
 from config.formats import low_bit_format
 from config.strategy import Strategy
-from contracts.rollout import EngineWindow, Finished, Marker, Request, Rollout, SamplingParams, StopRule
+from contracts.rollout import EarlyUse, EngineWindow, Finished, Marker, Request, Rollout, SamplingParams, StopRule
 from models.checkpoint import init_model, load_model, save_model
 from models.transformer import Transformer
+from policies.calibration.costs import CostModel
 from policies.speculation.chooser import AdaptivePolicy
 from policies.speculation.policy import FixedPolicy, StrategyPolicy
+from policies.speculation.toggle import RooflinePolicy
+from policies.steps import Load
 from tests.engine.support import (
     FAMILIES,
     VOCAB,
@@ -283,6 +289,111 @@ def test_what_checks_won_is_the_steps_that_they_spared(model: Transformer, hosti
     stood = sum(use.stood for use in uses) / len(requests)
     assert won_s == pytest.approx(stood / 2)
     assert stood < 5 if hostile else stood > 35, "of 40: now and then a wrong text is right by chance"
+
+
+class Paced:
+    """An engine by whose clock a step takes BASE_S, and ROW_S for each row of prompts and checks."""
+
+    BASE_S, ROW_S, CAPTURE_S = 0.5, 0.01, 100.0
+
+    def __init__(self, model: Transformer, policy: StrategyPolicy | None = None, **options: object) -> None:
+        self.now_s, self.plans, self.capture_at = 0.0, list[StepPlan](), -1
+        self.core = NativeEngine(model, options_of(**options), policy=policy, timer=lambda: self.now_s)
+        self._run = self.core._run
+        self.core._run = self._timed  # type: ignore[method-assign]
+
+    def _timed(self, plan: StepPlan, load: Load, drafts: StepDrafts | None) -> Draws:
+        self.now_s += self.BASE_S + self.ROW_S * (plan.prefill_tokens + (0 if drafts is None else drafts.drafted))
+        draws = self._run(plan, load, drafts)
+        if drafts is not None:
+            self.plans.append(plan)
+            if len(self.plans) == self.capture_at:
+                self.now_s += self.CAPTURE_S
+                return replace(draws, captured=True)
+        return draws
+
+    def used(self, requests: Sequence[Request], late: Sequence[Request] = ()) -> EarlyUse:
+        """What came of their early text. `late`: come after the first step that checks."""
+        self.core.submit(requests)
+        total, late = EarlyUse(), list(late)
+        while self.core.has_work:
+            for event in self.core.step():
+                if isinstance(event, EngineWindow) and event.early is not None:
+                    total = total.plus(event.early)
+            if self.plans and late:
+                self.core.submit(late)
+                late = []
+        return total
+
+
+def renamed(requests: Sequence[Request], texts: dict[int, np.ndarray]) -> list[Request]:
+    """The same under other ids, with these early texts."""
+    return [replace(request, request_id=request.request_id + 100) for request in with_early(requests, texts)]
+
+
+@pytest.mark.parametrize("chunk", [16, 512])
+def test_prompts_beside_checks_take_their_own_seconds(model: Transformer, chunk: int) -> None:
+    requests = make_requests(4, seed=4, max_new_tokens=60, stop_token_ids=())
+    paced = Paced(model, prefill_chunk_tokens=chunk, max_running=8)
+    texts = {i: text[:50] for i, text in answers(paced.core.generate(requests)).items()}
+    texts[1000] = np.concatenate([texts[1000][:1], (texts[1000][1:] + 1) % VOCAB])
+    prompt = np.arange(150, dtype=np.int32) % VOCAB
+    late = [replace(requests[i], request_id=50 + i, prompt_id=50 + i, prompt_tokens=prompt[i:]) for i in range(3)]
+    use = paced.used(renamed(requests, texts), late)
+    assert any(plan.prefill_tokens for plan in paced.plans), "or nothing is tested here"
+    assert use.seconds == pytest.approx(paced.BASE_S * len(paced.plans) + paced.ROW_S * use.checked)
+    decoding = {len(plan.decoding) for plan in paced.plans}
+    checks_s = paced.ROW_S * use.checked
+    most, least = (use.stood * paced.BASE_S / count - checks_s for count in (min(decoding), max(decoding)))
+    assert least - 1e-6 <= use.saved_s <= most + 1e-6
+
+
+def test_the_capture_of_a_graph_is_nothing_that_checks_lost(model: Transformer) -> None:
+    requests = make_requests(4, seed=4, max_new_tokens=60, stop_token_ids=())
+    used, plain_s, checks_s = [], [], []
+    for capture_at in (-1, 2):
+        policy = AdaptivePolicy([Strategy.parse("test:3")], max_running=8, exploration=0.0)
+        paced = Paced(model, policy)
+        texts = answers(paced.core.generate(requests))
+        texts = {i: np.concatenate([text[:20], (text[20:] + 1) % VOCAB]) for i, text in texts.items()}
+        paced.capture_at = capture_at
+        used.append(paced.used(renamed(requests, texts)))
+        plain_s.append(policy.costs.step_s(4, 4, 400))
+        checks_s.append(policy.costs.step_s(4, 100, 400))
+    usual, captured = used
+    assert captured.engine_steps == usual.engine_steps
+    assert captured.checked == usual.checked
+    assert 0 <= usual.seconds - captured.seconds <= Paced.BASE_S + 256 * Paced.ROW_S, "one step says nothing"
+    assert abs(usual.saved_s - captured.saved_s) < 5.0
+    assert plain_s[0] == pytest.approx(plain_s[1], rel=0.01)
+    assert checks_s[0] == pytest.approx(checks_s[1], rel=0.5), "nor does it make rows dear"
+
+
+def test_requests_whose_text_is_used_up_begin_no_rollout(model: Transformer) -> None:
+    """Beside checks the load is that of the others, which grows as texts end. Early text comes with new weights, after
+    which only they end a rollout, see RooflinePolicy."""
+    requests = make_requests(8, seed=9, max_new_tokens=60, stop_token_ids=())
+    expected = run(Recorded(model).core, requests)
+    texts = {i: text[: 7 * (i - 1000) + 1] for i, text in answers(expected).items() if i > 1000}
+    policy = RooflinePolicy(
+        [Strategy.parse("test:3")], margin=-1.0, near_ceiling=0.9, patience=1, max_running=8, costs=CostModel()
+    )
+    loads, choose = list[int](), policy.choose
+
+    def chosen(load: Load) -> Strategy:
+        loads.append(load.running)
+        return choose(load)
+
+    policy.choose = chosen  # type: ignore[method-assign]
+    core = NativeEngine(
+        model, options_of(max_running=8), drafters={"test": Oracle(expected, spoil=True)}, policy=policy
+    )
+    ended, end = list[int](), policy._end_rollout
+    policy._end_rollout = lambda: (ended.append(len(loads)), end())[1]  # type: ignore[method-assign, func-returns-value]
+    assert_same(run(core, with_early(requests, texts)), expected)
+    assert any(after > before for before, after in pairwise(loads)), "or nothing is tested here"
+    assert any(after < before for before, after in pairwise(loads))
+    assert ended == []
 
 
 def test_rejection_sampling_ignores_early_text(model: Transformer) -> None:

@@ -82,16 +82,17 @@ class StepAccount:
         now_s: float,
         *,
         undisturbed: bool,
+        captured: bool = False,
         checked: StepDrafts | None = None,
     ) -> EngineWindow | None:
         """A step that began at now_s (clock) and at `begin` (timer). `undisturbed`: nothing but decoding and drafting
-        took its time. `checked`: early text that it checked beside `drafts` of the other requests; its time then tells
-        what rows cost, and nothing about a strategy. Returns the window that it ended: no window has steps of an
-        evaluation beside others."""
+        took its time. `captured`: a graph's capture did. `checked`: early text that it checked beside `drafts` of the
+        other requests; its time then tells what rows cost, and nothing about a strategy. Returns the window that it
+        ended: no window has steps of an evaluation beside others."""
         speculator, meter, policy, decoding = self._speculator, self._meter, self._speculator.policy, load.running
         drafted, emitted = 0 if drafts is None else drafts.drafted, settled.new_tokens
         elapsed_s = self._timer() - self._start_s
-        typical = undisturbed and checked is None and not (plan.prefill_tokens or self._fresh_weights)
+        typical = undisturbed and checked is None and not (captured or plan.prefill_tokens or self._fresh_weights)
         self._fresh_weights = False
         ended = self._cut_between(plan, occupancy, now_s)
         evaluation = self._evaluation
@@ -99,7 +100,7 @@ class StepAccount:
         reason: Reason | None = None
         accepted, stood = settled.accepted_tokens, settled.accepted  # of drafts
         if checked is not None:
-            stood = self._checked(policy, plan, strategy, load, drafts, settled, checked, elapsed_s)
+            stood = self._checked(policy, plan, strategy, load, drafts, settled, checked, elapsed_s, captured=captured)
             accepted = 0 if stood is None else int(stood.sum())
         elif policy is not None and decoding:
             by_request = _NOTHING  # A plain step of a small model takes 100 us: nothing is built for it in vain.
@@ -173,13 +174,17 @@ class StepAccount:
         settled: Settled,
         checked: StepDrafts,
         elapsed_s: float,
+        *,
+        captured: bool,
     ) -> NDArray[np.int64] | None:
         """Account for the checks' gain, and tell the policy of the drafts in the same step.
 
         Returns how many of each request's drafts were accepted; None: there were no drafts."""
         speculator, stood = self._speculator, None
+        # A capture's seconds show no row's cost, which policies learn from steps with rows beside decoding.
+        beside = 0 if captured else plan.prefill_tokens + checked.drafted
         target_s = elapsed_s - speculator.draft_s  # a drafter that offered nothing took time all the same
-        outcome = _costs_alone(self._evaluation, PLAIN, load, plan.prefill_tokens + checked.drafted, target_s)
+        outcome = _costs_alone(self._evaluation, PLAIN, load, beside, target_s)
         rest = rest_of(plan, checked)
         if drafts is not None and rest is not None and settled.accepted is not None:
             stood = settled.accepted[unchecked(plan, checked)[plan.samples]]
@@ -189,7 +194,7 @@ class StepAccount:
                 strategy=strategy,
                 load=own,
                 # The rows of whoever is checked are to drafts what those of prompts are.
-                prompt_tokens=plan.prefill_tokens + checked.drafted + load.running - own.running,
+                prompt_tokens=beside + load.running - own.running if beside else 0,
                 drafted=drafts.drafted,
                 accepted=int(stood.sum()),
                 elapsed_s=elapsed_s,
@@ -201,17 +206,21 @@ class StepAccount:
             )
         if policy is not None:
             policy.record(outcome)
-        decoding, emitted = load.running, settled.new_tokens
+        decoding, ends = load.running, int(plan.samples.sum()) - load.running  # ends: of prompts, which draw a token
         token_s = self._token_s.get(decoding.bit_length())
         if token_s is None and policy is not None:
             token_s = policy.plain_s(load)
+        own_s = 0.0 if captured else elapsed_s
+        if plan.prefill_tokens:  # prompts have their rows' part of what the step took beyond decoding
+            own_s -= max(own_s - (token_s or 0.0), 0.0) * plan.prefill_tokens / (plan.prefill_tokens + checked.drafted)
+        decoded_s = 0.0 if token_s is None or captured else token_s * (settled.new_tokens - ends) / decoding
         self._meter.count_early(
             EarlyUse(
                 engine_steps=1,
                 checked=checked.drafted,
                 stood=settled.accepted_tokens - (0 if stood is None else int(stood.sum())),
-                seconds=elapsed_s,
-                saved_s=0.0 if token_s is None or not decoding else token_s * emitted / decoding - elapsed_s,
+                seconds=own_s,
+                saved_s=decoded_s - own_s if decoded_s else 0.0,
             )
         )
         return stood

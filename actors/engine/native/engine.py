@@ -352,7 +352,6 @@ class NativeEngine(BatchEngine):
         self._speculator.drew(settled.new_tokens)
         if self._early is not None:
             self._early.drew(plan)
-        undisturbed = not (plan.copies or draws.captured or self._speculator.captured)
         window = self._account.count(
             plan,
             strategy,
@@ -361,7 +360,8 @@ class NativeEngine(BatchEngine):
             settled,
             self._scheduler,
             now_s,
-            undisturbed=undisturbed,
+            undisturbed=not plan.copies,
+            captured=draws.captured or self._speculator.captured,
             checked=checked,
         )
         self._tell(window)
