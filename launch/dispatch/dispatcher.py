@@ -172,7 +172,7 @@ class RolloutDispatcher:
         too, as RolloutProgressed. Raises ValueError if two have one id."""
         self._requests.begin(requests, watch=watch)
         self._workers.begin_run()
-        self._requests.assign(self._seats.by_name)
+        self._assign()
         self._look_ahead(self._seats.by_name.values())
 
     @property
@@ -209,9 +209,19 @@ class RolloutDispatcher:
         self._hear_of_drafters()
         self._context.loop.turn()
 
+    def _assign(self) -> None:
+        if self._requests.assign(self._seats.by_name) and self._ahead_apart:
+            decoding = self._decoding_nodes()
+            for seat in self._seats.by_name.values():
+                if seat.node_id in decoding:
+                    self._requests.stop_early(seat)
+
+    def _decoding_nodes(self) -> set[str]:
+        return {seat.node_id for seat in self._seats.by_name.values() if self._requests.running(seat.name)}
+
     def _look_ahead(self, seats: Iterable[Seat]) -> None:
         if self._ahead_apart:
-            decoding = {seat.node_id for seat in self._seats.by_name.values() if self._requests.running(seat.name)}
+            decoding = self._decoding_nodes()
             seats = [seat for seat in seats if seat.node_id not in decoding]
         if self._seats.running or self.early.meanwhile:
             most = self._options.engine.max_running
@@ -289,7 +299,7 @@ class RolloutDispatcher:
         if self._workers.overdue():
             self._hear_of_drafters()
         if not self._requests.aborting:
-            self._requests.assign(self._seats.by_name)
+            self._assign()
 
     def receive(self, arrived: WorkerArrived) -> None:
         """Raises PacelineError: a worker did not start, or holds other weights."""

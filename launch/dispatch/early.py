@@ -30,6 +30,7 @@ class EarlyTally:
 
     sampled: int = 0  # tokens sampled ahead
     spent_s: float = 0.0  # engine seconds of idle workers for that
+    own_s: float = 0.0  # driver seconds: sending these requests, and aborting them
     responses: int = 0  # that came with early text
     tokens: int = 0  # of their early text
     stood: int = 0  # early tokens before the first difference

@@ -76,14 +76,16 @@ class Requests:
         """Return the ids of the worker's requests, as a view."""
         return self._ledger.running(worker)
 
-    def assign(self, seats: Mapping[str, Seat]) -> None:
-        """Send waiting requests to workers with free slots."""
-        for name, requests in self._ledger.assign().items():
+    def assign(self, seats: Mapping[str, Seat]) -> bool:
+        """Send waiting requests to workers with free slots. Returns whether there were any."""
+        assigned = self._ledger.assign()
+        for name, requests in assigned.items():
             seat = seats[name]
             if len(self._ledger.running(name)) == len(requests):
                 seat.progress_s = self._context.clock()  # it was idle: silence counts from now
             self.stop_early(seat)
             seat.give(Submit(tuple(requests)))
+        return bool(assigned)
 
     def look_ahead(self, seats: Iterable[Seat], *, most: int, workers: int) -> None:
         """Have idle ones of these workers sample the next step while nothing waits: at most `most` requests each,
@@ -92,16 +94,20 @@ class Requests:
             return
         if self._ledger.done and not self.early.meanwhile:
             return
+        begin_s = self._context.clock()
         for seat in seats:
             if seat.state is not SeatState.READY or seat.retiring or self._ledger.running(seat.name):
                 continue
             if requests := self.early.give(seat.name, most, workers):
                 seat.give(Submit(requests))
+        self.early.tally.own_s += self._context.clock() - begin_s
 
     def stop_early(self, seat: Seat) -> None:
         """Stop the worker's lookahead before its next step, since it gets real work or new weights."""
+        begin_s = self._context.clock()
         if ids := self.early.take_back(seat.name):
             seat.give(Abort(ids))
+            self.early.tally.own_s += self._context.clock() - begin_s
 
     def abort(self, request_ids: Iterable[int], seats: Mapping[str, Seat]) -> None:
         """See RolloutDispatcher.abort."""

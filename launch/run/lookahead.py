@@ -33,7 +33,7 @@ class Lookahead:
     stop: StopRule | None
     worth: Worth = field(default_factory=Worth)
     idle: IdleTime | None = None  # None: no drafter wants the idle seconds
-    own_s: float = 0.0  # that planning took since the last `take`
+    own_s: float = 0.0  # that planning took since the last `take`; the dispatcher's own seconds are in the tally
 
     @property
     def extent(self) -> Extent:
@@ -70,8 +70,8 @@ class Lookahead:
     def take(self, step_s: float, workers: int, drafter: StepDrafter | None = None) -> tuple[dict[str, float], str]:
         """Metrics of the RL step that has ended, which took so many seconds; decides how far the next one looks ahead,
         and says why where that changes. `drafter`: of the same RL step."""
-        tally, own_s = self.early.take(), self.own_s
-        self.own_s = 0.0
+        tally = self.early.take()
+        own_s, self.own_s = self.own_s + tally.own_s, 0.0
         measured = EarlyGain(
             checked=tally.use.checked, won_s=tally.use.saved_s, own_s=own_s, all_s=step_s * max(workers, 1)
         )
