@@ -33,8 +33,11 @@ NAMES = {
     "das-auto": "DAS, lookahead: auto",
     "rounds": "[rounds by length](../concepts/rounds.md), no drafts",
     "das-rounds": "DAS and rounds by length",
+    "one-step-off": "[one step off](../concepts/staleness.md), default drafters",
 }
 REORDERED = ("rounds", "das-rounds")  # other tokens in each RL step, so sums over all of them are compared
+STALE = ("one-step-off",)  # they sample the next RL step while the learner works, so the last one samples nothing
+OTHER_TOKENS = (*REORDERED, *STALE)
 HEAD = (
     "arm | seeds | rollout, times faster | RL step, times faster | first RL steps | accept length | "
     "saved, said | saved, measured | late"
@@ -62,6 +65,7 @@ def table(runs: Sequence[Row], settings: Row, machine: Row) -> str:
         if not is_valid(row):
             why = f"{row['late_share']:.1%} of its parts late" if is_late(row) else f"other tokens: {row['differs']}"
             parts.append(f"Void: {row['arm']}, seed {row['seed']} ({why}).")
+    parts += [line for name in STALE if (line := _reward_line(name, valid)) is not None]
     steps = {row["steps"] for row in runs}
     words = (
         f"{settings['setting'].strip(' ,')}; {max(steps, default=0)} RL steps each, "
@@ -96,11 +100,12 @@ def _line(arm: str, valid: Mapping[tuple[str, int], Row]) -> list[str] | None:
     said = fmean(row["saved_s"] for _, row in pairs)
     measured = fmean(off["engine_s"] - row["engine_s"] for off, row in pairs)
     firsts = [fmean(off["rl_s"][i] / row["rl_s"][i] for off, row in pairs) for i in range(FIRST)]
+    whole, last = arm in REORDERED, -1 if arm in STALE else None
     return [
         NAMES[arm],
         seeds,
-        _ratio(pairs, "rollout_s", whole=arm in REORDERED),
-        _ratio(pairs, "rl_s", whole=arm in REORDERED),
+        "" if arm in STALE else _ratio(pairs, "rollout_s", whole=whole),
+        _ratio(pairs, "rl_s", whole=whole, last=last),
         " ".join(f"{ratio:.2f}" for ratio in firsts),
         f"{fmean(lengths):.1f}" if lengths else "-",
         f"{said:.1f} s",
@@ -109,10 +114,23 @@ def _line(arm: str, valid: Mapping[tuple[str, int], Row]) -> list[str] | None:
     ]
 
 
-def _ratio(pairs: Sequence[tuple[Row, Row]], key: str, *, whole: bool) -> str:
-    """Return the ratio. `whole`: of sums over all RL steps of a seed, else of each step."""
+def _reward_line(arm: str, valid: Mapping[tuple[str, int], Row]) -> str | None:
+    """Return the staleness of an arm with other tokens, and its rewards beside plain decoding's of the same seeds."""
+    pairs = [(valid["off", seed], row) for (name, seed), row in valid.items() if name == arm and ("off", seed) in valid]
+    if not pairs:
+        return None
+    (off, own), ages = (
+        [fmean(value for row in rows for value in row["reward"][WARM:]) for rows in zip(*pairs, strict=True)],
+        [value for _, row in pairs for value in row["staleness"][WARM:] if value is not None],
+    )
+    return f"{NAMES[arm]}: staleness {fmean(ages):.1f}, mean reward {own:.3f} beside {off:.3f}, RL steps from 2 on."
+
+
+def _ratio(pairs: Sequence[tuple[Row, Row]], key: str, *, whole: bool, last: int | None = None) -> str:
+    """Return the ratio. `whole`: of sums over all RL steps of a seed, else of each step before `last`."""
     if whole:
         sums = sorted(sum(off[key]) / sum(row[key]) for off, row in pairs)
         return f"{fmean(sums):.2f} ({sums[0]:.2f} to {sums[-1]:.2f}) of sums"
-    found = interval([a / b for off, row in pairs for a, b in zip(off[key][WARM:], row[key][WARM:], strict=True)])
+    each = [zip(off[key][WARM:last], row[key][WARM:last], strict=True) for off, row in pairs]
+    found = interval([a / b for steps in each for a, b in steps])
     return f"{found['median']:.2f} ({found['low']:.2f} to {found['high']:.2f})"

@@ -10,8 +10,9 @@ it predicts no acceptance for a 7B model's text.
 
 - The learner is priced so that plain decoding takes the share `share` of rollout and update together. A pilot of two RL
   steps without drafts gives the rollout's seconds per token.
-- All arms of a seed must have the same tokens and losses, except those with rounds by length. These train on an epoch's
-  prompts in another order, so use whole epochs, whose sums are compared.
+- All arms of a seed must have the same tokens and losses, except those with rounds by length and one step off. With
+  rounds an epoch's prompts come in another order, so use whole epochs, whose sums are compared. One step off responses
+  come from older weights, so the record has the reward; its last RL step samples nothing and is in no ratio.
 - Each arm begins cold: no calibration, no drafter but the one fitted offline to the warm start.
 - Parts that took this machine longer than their pace are late. A run with more than 5 % late parts is void, and marked
   so in the table.
@@ -34,7 +35,7 @@ from actors.pacing import read_tallies
 from benchmarks.harness import ROOT, command, write
 from benchmarks.same_losses import first_difference
 from experiments.ablation import NOTHING, QUIET, of_the_task, warm_start
-from experiments.paced_report import REORDERED, write_pages
+from experiments.paced_report import OTHER_TOKENS, write_pages
 from experiments.pacing import CONTEXT_SCALE, DeviceName, pace_of
 from launch.config import Config, load_config
 from launch.drafter.offline_fit import fitted_folder
@@ -44,7 +45,8 @@ from policies.roofline.pace import Pace
 TASKS = ("guess_and_check", "long_guess_and_check")
 TASK = TASKS[0]
 PILOT_STEPS = 2
-LAYOUTS = ("embedded", "disaggregated")
+PRETENDED = "RAY_OVERRIDE_RESOURCES"  # what Ray takes this machine to have
+LAYOUTS = ("embedded", "colocated", "disaggregated")
 TALLIES = "paced"  # in a run's folder
 ROUNDS = "rollout.rounds.factor=1.5", "rollout.rounds.quantile=0.67"
 _UNTRAINED = "drafter={train: false}"
@@ -74,6 +76,7 @@ ARMS: dict[str, tuple[str, tuple[str, ...]]] = {
     "lookahead": (f"{TASK}/config.yaml", (*NOTHING, "rollout.lookahead=always")),
     "das-lookahead": ("systems/das.yaml", ("rollout.lookahead=always",)),
     "das-auto": ("systems/das.yaml", ("rollout.lookahead=auto",)),
+    "one-step-off": (f"{TASK}/config.yaml", ("rollout.staleness=1",)),
     "rounds": (f"{TASK}/config.yaml", (*NOTHING, *ROUNDS)),
     "das-rounds": ("systems/das.yaml", ROUNDS),
 }
@@ -105,13 +108,13 @@ class Setting:
         return f"{self.device} {self.model}, {numbers}, {self.workers} workers, {apart}{task}{' '.join(self.extra)}"
 
     def places(self) -> tuple[str, ...]:
-        """The resources of the layout, all on this machine: workers and learner take shares of its cores,
-        and no GPUs."""
+        """The resources of the layout, all on this machine: workers and learner take shares of its cores.
+        No GPU is used; those that a colocated worker and the learner share are pretended."""
         if self.layout == "embedded":
             return ()
-        share = 0.9 * (os.cpu_count() or 1) / (self.workers + 1)
+        share, gpus = 0.9 * (os.cpu_count() or 1) / (self.workers + 1), int(self.layout == "colocated")
         return (
-            f"cluster={{layout: {self.layout}, gpus_per_worker: 0, gpus_per_learner: 0, weights: store, "
+            f"cluster={{layout: {self.layout}, gpus_per_worker: {gpus}, gpus_per_learner: {gpus}, weights: store, "
             f"cpus_per_worker: {share:.3f}, cpus_per_learner: {share:.3f}}}",
             "rollout.engine.device=cpu",
             "rollout.engine.threads=1",
@@ -174,6 +177,8 @@ def run_arm(setting: Setting, arm: str, seed: int, warm: Path, learner_token_s: 
 def _train(setting: Setting, arm: str, seed: int, warm: Path, learner_token_s: float, name: str) -> None:
     from launch.run.train import train
 
+    if setting.layout == "colocated":
+        os.environ[PRETENDED] = json.dumps({"GPU": setting.workers})
     config, source = configuration(setting, arm, seed, warm, name)
     sys.exit(
         train(config, config_source=source, resume=False, pace=setting.pace(config_folder(config), learner_token_s))
@@ -204,7 +209,7 @@ def row_of(setting: Setting, arm: str, seed: int, folder: Path, learner_token_s:
     engine = [tally for kind, tally in tallies.items() if kind not in ("learner", "micro-step", "hand-over")]
     found: dict[str, Any] = {key: [round(step[name], 4) for step in steps] for key, name in SUMMED.items()}
     means = {"accept_length": "speculation/accept_length", "speculated": "speculation/share"}
-    means |= {"predicted": "speculation/predicted_ratio"}
+    means |= {"predicted": "speculation/predicted_ratio", "reward": "reward/mean", "staleness": "staleness/mean"}
     found |= {
         key: [None if step.get(name) is None else round(step[name], 3) for step in steps] for key, name in means.items()
     }
@@ -270,7 +275,7 @@ def make(setting: Setting, arm: str, seed: int, journal: Path) -> dict[str, Any]
     run_arm(setting, arm, seed, warm, price, name)
     row = row_of(setting, arm, seed, setting.run_dir / name, price)
     plain = setting.run_dir / f"off-{seed}"
-    row["differs"] = None if arm == "off" or arm in REORDERED else first_difference(plain, setting.run_dir / name)
+    row["differs"] = None if arm == "off" or arm in OTHER_TOKENS else first_difference(plain, setting.run_dir / name)
     with journal.open("a", encoding="utf-8") as file:
         file.write(json.dumps(row) + "\n")
     return row
