@@ -255,10 +255,12 @@ def rows_of(setting: Setting, journal: Path) -> list[dict[str, Any]]:
     return list({(row["arm"], row["seed"]): row for row in rows}.values())
 
 
-def learner_price(setting: Setting, seed: int, warm: Path, journal: Path) -> float:
-    """Return the learner's price from the pilot, which runs once for all arms and seeds."""
+def learner_price(setting: Setting, seed: int, warm: Path, journal: Path, given: float | None) -> float:
+    """Return the learner's price: `given`, or from the pilot, which runs once for all arms and seeds."""
     known = [row["learner_token_s"] for row in rows_of(setting, journal)]
-    return known[0] if known else pilot(setting, seed, warm)
+    if given is not None and known not in ([], [given] * len(known)):
+        raise SystemExit(f"--learner-token-s {given:g}: the journal's runs have {known[0]:g}; use another --run-dir")
+    return known[0] if known else pilot(setting, seed, warm) if given is None else given
 
 
 def prices(setting: Setting) -> dict[str, Any]:
@@ -268,10 +270,10 @@ def prices(setting: Setting) -> dict[str, Any]:
     return asdict(pace) | {"target": pace.target.model_dump(), "levels": levels, "tally_dir": ""}
 
 
-def make(setting: Setting, arm: str, seed: int, journal: Path) -> dict[str, Any]:
-    """Run one arm, and add it to the journal."""
+def make(setting: Setting, arm: str, seed: int, journal: Path, learner_token_s: float | None = None) -> dict[str, Any]:
+    """Run one arm, and add it to the journal. `learner_token_s`: see `learner_price`."""
     warm = warm_start(setting.task, seed, setting.run_dir)
-    price, name = learner_price(setting, seed, warm, journal), f"{arm}-{seed}"
+    price, name = learner_price(setting, seed, warm, journal, learner_token_s), f"{arm}-{seed}"
     run_arm(setting, arm, seed, warm, price, name)
     row = row_of(setting, arm, seed, setting.run_dir / name, price)
     plain = setting.run_dir / f"off-{seed}"
@@ -290,10 +292,13 @@ def main(
     scale: Annotated[float, "seconds here per second there: higher where passes are late"] = 4.0,
     context_scale: Annotated[float, "tokens there per token of the demo, for the KV cache"] = CONTEXT_SCALE,
     workers: Annotated[int, "rollout workers"] = 2,
-    layout: Annotated[str, "disaggregated: the learner's device is none of the workers'", LAYOUTS] = "embedded",
+    layout: Annotated[
+        str, "disaggregated: the learner's device is none of the workers', colocated: one of theirs", LAYOUTS
+    ] = "embedded",
     steps: Annotated[int, "RL steps; the first is not counted in ratios"] = 8,
     arms: Annotated[Sequence[str], "who takes part", tuple(ARMS)] = tuple(ARMS),
     seeds: Sequence[int] = (0, 1, 2),
+    learner_token_s: Annotated[float | None, "seconds there of learning a token; default: by a pilot"] = None,
     tables: Annotated[bool, "write the record and the pages from the journal"] = False,
     run_dir: Annotated[Path, "journal, warm starts, runs"] = ROOT / "runs/paced",
     out: Path = ROOT / "experiments/results/paced_run.json",
@@ -316,7 +321,7 @@ def main(
     journal = setting.run_dir / "journal.jsonl"
     setting.run_dir.mkdir(parents=True, exist_ok=True)
     for arm, seed in () if tables else missing(setting, arms, seeds, journal):
-        row = make(setting, arm, seed, journal)
+        row = make(setting, arm, seed, journal, learner_token_s)
         said = (
             f"{sum(row['rollout_s']):.1f} s of rollout, {sum(row['rl_s']):.1f} s in all, {row['late_share']:.1%} late"
         )

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.tools.qwen import network, qwen
 from config.strategy import Strategy
 from experiments.paced_report import is_valid, table
-from experiments.paced_run import ARMS, Setting, configuration, rows_of
+from experiments.paced_run import ARMS, Setting, configuration, learner_price, rows_of
 from experiments.pacing import pace_of, sweep_fit
 from launch.config import load_config
 from launch.config.check import check_values
@@ -129,6 +129,16 @@ def test_the_journal_keeps_the_last_run_of_an_arm(tmp_path: Path) -> None:
     journal.write_text("\n".join([*lines, '{"setting": "other", "arm": "off", "seed": 0}']) + "\n")
     assert [row["n"] for row in rows_of(setting, journal)] == [2]
     assert rows_of(setting, tmp_path / "none") == []
+
+
+def test_a_learners_price_that_is_given_needs_no_pilot_and_stays_the_journals(tmp_path: Path) -> None:
+    journal, setting = tmp_path / "journal.jsonl", _setting(tmp_path)
+    assert learner_price(setting, 0, tmp_path, journal, 2e-4) == 2e-4
+    row = f'{{"setting": "{setting.key}", "arm": "off", "seed": 0, "learner_token_s": 0.0002}}'
+    journal.write_text(row + "\n")
+    assert [learner_price(setting, 1, tmp_path, journal, given) for given in (None, 2e-4)] == [2e-4, 2e-4]
+    with pytest.raises(SystemExit, match=r"runs have 0\.0002"):
+        learner_price(setting, 1, tmp_path, journal, 1e-4)
 
 
 def _setting(folder: Path) -> Setting:
