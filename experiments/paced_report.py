@@ -65,7 +65,7 @@ def table(runs: Sequence[Row], settings: Row, machine: Row) -> str:
         if not is_valid(row):
             why = f"{row['late_share']:.1%} of its parts late" if is_late(row) else f"other tokens: {row['differs']}"
             parts.append(f"Void: {row['arm']}, seed {row['seed']} ({why}).")
-    parts += [line for name in STALE if (line := _reward_line(name, valid)) is not None]
+    parts += [said for name in STALE if (said := _reward_line(name, valid)) is not None]
     steps = {row["steps"] for row in runs}
     words = (
         f"{settings['setting'].strip(' ,')}; {max(steps, default=0)} RL steps each, "
