@@ -325,7 +325,8 @@ def main(
         said = (
             f"{sum(row['rollout_s']):.1f} s of rollout, {sum(row['rl_s']):.1f} s in all, {row['late_share']:.1%} late"
         )
-        print(f"{arm} seed {seed}: {said}; {row['differs'] or 'same tokens'}", flush=True)
+        tokens = "tokens of its own" if arm in OTHER_TOKENS else row["differs"] or "same tokens"
+        print(f"{arm} seed {seed}: {said}; {tokens}", flush=True)
     found = {"runs": rows_of(setting, journal), "pace": prices(setting)}
     settings = {"setting": setting.key, "steps": steps, "share": share, "scale": scale, "overrides": overrides}
     write(out, "what are the drafters worth at a GPU's costs?", found, settings=settings)
