@@ -125,7 +125,7 @@ def main(
         faults[name] = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
     shared = trainer._mini_batch(step).computed_tokens
-    contestants = {name: partial(run, name) for name in ("alone", "shared")}
+    contestants: dict[str, Callable[[], None]] = {name: partial(run, name) for name in ("alone", "shared")}
     contestants["products"] = floor_products(trainer, shared, predicted)
     seconds = in_turns({name: contestants[name] for name in ways.split(",")}, repeats, warm_up)
     found: dict[str, Any] = {

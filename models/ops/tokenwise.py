@@ -340,7 +340,8 @@ class _SplitQkv(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         ctx.save_for_backward(cos, sin)
         heads = query_heads + 2 * kv_heads
-        q, k, v = qkv.view(qkv.shape[0], heads, -1).split((query_heads, kv_heads, kv_heads), dim=1)
+        parts = qkv.view(qkv.shape[0], heads, qkv.shape[1] // heads)
+        q, k, v = torch.split(parts, [query_heads, kv_heads, kv_heads], dim=1)
         return _rope(q, cos, sin, inverse=False), _rope(k, cos, sin, inverse=False), v.contiguous()
 
     @staticmethod
