@@ -20,7 +20,9 @@ NAMES = {
     "off": "plain decoding",
     "ngram": "n-gram",
     "suffix": "suffix",
+    "retrieval": "n-gram and suffix",
     "eagle-trained": "EAGLE, trained on idle workers",
+    "eagle-scratch": "EAGLE, trained from random weights",
     "eagle-frozen": "EAGLE, as fitted before RL",
     "self": "self-drafter",
     "das": "[DAS](../systems/das.md)",
@@ -35,12 +37,17 @@ NAMES = {
     "das-rounds": "DAS and rounds by length",
     "one-step-off": "[one step off](../concepts/staleness.md), default drafters",
 }
+FROZEN, TRAINED = "eagle-frozen", ("eagle-trained", "eagle-scratch")
 REORDERED = ("rounds", "das-rounds")  # other tokens in each RL step, so sums over all of them are compared
 STALE = ("one-step-off",)  # they sample the next RL step while the learner works, so the last one samples nothing
 OTHER_TOKENS = (*REORDERED, *STALE)
 HEAD = (
     "arm | seeds | rollout, times faster | RL step, times faster | first RL steps | accept length | "
     "saved, said | saved, measured | late"
+)
+TRAINED_HEAD = (
+    "over the frozen head | seeds | rollout, times faster | second half | "
+    "accept length, second half: frozen, trained | micro-steps | of the workers' time"
 )
 Row = Mapping[str, Any]
 
@@ -61,6 +68,8 @@ def table(runs: Sequence[Row], settings: Row, machine: Row) -> str:
     arms = [name for name in NAMES if any(row["arm"] == name for row in runs)]
     lines = [line for name in arms if (line := _line(name, valid)) is not None]
     parts = [markdown(HEAD, lines)] if lines else []
+    if trained := [line for name in TRAINED if (line := _over_frozen(name, valid)) is not None]:
+        parts.append(markdown(TRAINED_HEAD, trained))
     for row in runs:
         if not is_valid(row):
             why = f"{row['late_share']:.1%} of its parts late" if is_late(row) else f"other tokens: {row['differs']}"
@@ -126,11 +135,37 @@ def _reward_line(arm: str, valid: Mapping[tuple[str, int], Row]) -> str | None:
     return f"{NAMES[arm]}: staleness {fmean(ages):.1f}, mean reward {own:.3f} beside {off:.3f}, RL steps from 2 on."
 
 
-def _ratio(pairs: Sequence[tuple[Row, Row]], key: str, *, whole: bool, last: int | None = None) -> str:
-    """Return the ratio. `whole`: of sums over all RL steps of a seed, else of each step before `last`."""
+def _over_frozen(arm: str, valid: Mapping[tuple[str, int], Row]) -> list[str] | None:
+    """Return the line of a trained head beside the frozen one, paired by RL step."""
+    found = {seed: row for (name, seed), row in valid.items() if name == arm and (FROZEN, seed) in valid}
+    pairs = [(valid[FROZEN, seed], row) for seed, row in found.items()]
+    if not pairs:
+        return None
+    half = len(pairs[0][0]["rollout_s"]) // 2
+    lengths = [
+        fmean(value for pair in pairs for value in pair[at]["accept_length"][half:] if value is not None)
+        for at in range(2)
+    ]
+    spent = [(sum(row["trained_s"]), sum(row["rollout_s"]) * row["workers"]) for _, row in pairs]
+    return [
+        NAMES[arm],
+        ", ".join(str(row["seed"]) for _, row in pairs),
+        _ratio(pairs, "rollout_s", whole=False),
+        _ratio(pairs, "rollout_s", whole=False, since=half),
+        " ".join(f"{length:.2f}" for length in lengths),
+        f"{fmean(row['micro_steps'] for _, row in pairs):.0f}",
+        f"{sum(trained for trained, _ in spent) / sum(total for _, total in spent):.1%}",
+    ]
+
+
+def _ratio(
+    pairs: Sequence[tuple[Row, Row]], key: str, *, whole: bool, since: int = WARM, last: int | None = None
+) -> str:
+    """Return the ratio. `whole`: of sums over all RL steps of a seed, else of each step with an index from `since` on
+    and before `last`."""
     if whole:
         sums = sorted(sum(off[key]) / sum(row[key]) for off, row in pairs)
         return f"{fmean(sums):.2f} ({sums[0]:.2f} to {sums[-1]:.2f}) of sums"
-    each = [zip(off[key][WARM:last], row[key][WARM:last], strict=True) for off, row in pairs]
+    each = [zip(off[key][since:last], row[key][since:last], strict=True) for off, row in pairs]
     found = interval([a / b for steps in each for a, b in steps])
     return f"{found['median']:.2f} ({found['low']:.2f} to {found['high']:.2f})"

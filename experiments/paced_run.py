@@ -34,6 +34,7 @@ from typing import Annotated, Any
 from actors.pacing import read_tallies
 from benchmarks.harness import ROOT, command, write
 from benchmarks.same_losses import first_difference
+from config.drafter import DrafterOptions
 from experiments.ablation import NOTHING, QUIET, of_the_task, warm_start
 from experiments.paced_report import OTHER_TOKENS, write_pages
 from experiments.pacing import CONTEXT_SCALE, DeviceName, pace_of
@@ -50,6 +51,7 @@ LAYOUTS = ("embedded", "colocated", "disaggregated")
 TALLIES = "paced"  # in a run's folder
 ROUNDS = "rollout.rounds.factor=1.5", "rollout.rounds.quantile=0.67"
 _UNTRAINED = "drafter={train: false}"
+_RETRIEVAL = "[suffix:8, suffix:4, suffix:2, suffix:1, suffix:16, ngram:12, ngram:6, ngram:3, plain]"
 _EAGLE = '["eagle:4", "eagle:2", "eagle:8", "eagle:4x3/12", plain]'
 # Arm: its configuration and changes.
 ARMS: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -62,8 +64,13 @@ ARMS: dict[str, tuple[str, tuple[str, ...]]] = {
         f"{TASK}/config.yaml",
         (_UNTRAINED, "rollout.speculation.strategies=[suffix:8, suffix:4, suffix:2, suffix:1, suffix:16, plain]"),
     ),
+    "retrieval": (f"{TASK}/config.yaml", (_UNTRAINED, f"rollout.speculation.strategies={_RETRIEVAL}")),
     "eagle-trained": (f"{TASK}/config.yaml", (f"rollout.speculation.strategies={_EAGLE}",)),
     "eagle-frozen": (f"{TASK}/config.yaml", (f"rollout.speculation.strategies={_EAGLE}", _UNTRAINED)),
+    "eagle-scratch": (
+        f"{TASK}/config.yaml",
+        (f"rollout.speculation.strategies={_EAGLE}", "drafter.offline=null"),
+    ),
     "self": (
         f"{TASK}/config.yaml",
         (_UNTRAINED, "rollout.speculation.strategies=[self:5, self:3, self:7, self:10, self:15, plain]"),
@@ -98,13 +105,14 @@ class Setting:
     extra: tuple[str, ...]
     run_dir: Path
     task: str = TASK
+    once: bool = False  # each prompt at most once: the held-out ones join those of training
 
     @property
     def key(self) -> str:
         """The key of the journal."""
         numbers = f"share {self.share:g}, scale {self.scale:g}, context {self.context_scale:g}"
         apart = "" if self.layout == "embedded" else f"{self.layout}, "
-        task = "" if self.task == TASK else f"{self.task}, "
+        task = ("" if self.task == TASK else f"{self.task}, ") + ("each prompt once, " if self.once else "")
         return f"{self.device} {self.model}, {numbers}, {self.workers} workers, {apart}{task}{' '.join(self.extra)}"
 
     def places(self) -> tuple[str, ...]:
@@ -121,13 +129,14 @@ class Setting:
             "learner.device=cpu",
         )
 
-    def pace(self, folder: Path, learner_token_s: float) -> Pace:
+    def pace(self, folder: Path, learner_token_s: float, micro_step_tokens: int) -> Pace:
         return pace_of(
             self.device,
             scale=self.scale,
             model=self.model,
             context_scale=self.context_scale,
             learner_token_s=learner_token_s,
+            micro_step_tokens=micro_step_tokens,
             tally_dir=str(folder / TALLIES),
         )
 
@@ -142,6 +151,7 @@ def configuration(setting: Setting, arm: str, seed: int, warm: Path, name: str) 
         *(f"run.steps={setting.steps}", "data.eval=null", "eval.every=0", *QUIET, "observe.samples_per_step=100000"),
         f"rollout.workers={setting.workers}",
         *setting.places(),
+        *((f"data.train={all_prompts(setting)}",) if setting.once else ()),
         *(() if arm == "off" else ("rollout.speculation.calibration=off",)),
         *(() if arm == "default" else ("rollout.lookahead=off",)),
         *changes,
@@ -150,7 +160,20 @@ def configuration(setting: Setting, arm: str, seed: int, warm: Path, name: str) 
     ]
     last = {pair.partition("=")[0]: pair for pair in mine}
     overrides = list(last.values())
-    return load_config(path, overrides).config, " ".join([str(path.relative_to(ROOT)), *overrides])
+    config = load_config(path, overrides).config
+    wanted = setting.steps * config.rollout.prompts_per_step
+    if setting.once and wanted > (there := len(all_prompts(setting).read_text(encoding="utf-8").splitlines())):
+        raise SystemExit(f"--once: {setting.steps} RL steps take {wanted} prompts, there are {there}: fewer --steps")
+    return config, " ".join([str(path.relative_to(ROOT)), *overrides])
+
+
+def all_prompts(setting: Setting) -> Path:
+    """Return a file of all prompts of the task, those of training first."""
+    data, path = ROOT / "examples" / setting.task / "data", setting.run_dir / f"{setting.task}.jsonl"
+    text = "".join((data / name).read_text(encoding="utf-8") for name in ("train.jsonl", "eval.jsonl"))
+    if not path.exists() or path.read_text(encoding="utf-8") != text:
+        path.write_text(text, encoding="utf-8")
+    return path
 
 
 def fitted(setting: Setting, seed: int, warm: Path) -> Path:
@@ -180,9 +203,8 @@ def _train(setting: Setting, arm: str, seed: int, warm: Path, learner_token_s: f
     if setting.layout == "colocated":
         os.environ[PRETENDED] = json.dumps({"GPU": setting.workers})
     config, source = configuration(setting, arm, seed, warm, name)
-    sys.exit(
-        train(config, config_source=source, resume=False, pace=setting.pace(config_folder(config), learner_token_s))
-    )
+    pace = setting.pace(config_folder(config), learner_token_s, config.drafter.micro_step_tokens)
+    sys.exit(train(config, config_source=source, resume=False, pace=pace))
 
 
 def config_folder(config: Config) -> Path:
@@ -210,6 +232,7 @@ def row_of(setting: Setting, arm: str, seed: int, folder: Path, learner_token_s:
     found: dict[str, Any] = {key: [round(step[name], 4) for step in steps] for key, name in SUMMED.items()}
     means = {"accept_length": "speculation/accept_length", "speculated": "speculation/share"}
     means |= {"predicted": "speculation/predicted_ratio", "reward": "reward/mean", "staleness": "staleness/mean"}
+    means |= {"trained_s": "drafter/worker_s", "top3": "drafter/top3_accuracy"}
     found |= {
         key: [None if step.get(name) is None else round(step[name], 3) for step in steps] for key, name in means.items()
     }
@@ -220,6 +243,7 @@ def row_of(setting: Setting, arm: str, seed: int, folder: Path, learner_token_s:
         "seed": seed,
         "learner_token_s": learner_token_s,
         "steps": len(steps),
+        "workers": setting.workers,
         "tokens": sum(step["tokens/generated"] for step in steps),
         **found,
         "saved_s": sum(step.get("speculation/saved_s", 0.0) for step in steps),
@@ -265,7 +289,7 @@ def learner_price(setting: Setting, seed: int, warm: Path, journal: Path, given:
 
 def prices(setting: Setting) -> dict[str, Any]:
     """Return the device's prices, for the record."""
-    pace = setting.pace(setting.run_dir, 0.0)
+    pace = setting.pace(setting.run_dir, 0.0, DrafterOptions().micro_step_tokens)
     levels = {name: level.model_dump() for name, level in pace.levels.items()}
     return asdict(pace) | {"target": pace.target.model_dump(), "levels": levels, "tally_dir": ""}
 
@@ -295,6 +319,7 @@ def main(
     layout: Annotated[
         str, "disaggregated: the learner's device is none of the workers', colocated: one of theirs", LAYOUTS
     ] = "embedded",
+    once: Annotated[bool, "each prompt at most once: held-out prompts join those of training"] = False,
     steps: Annotated[int, "RL steps; the first is not counted in ratios"] = 8,
     arms: Annotated[Sequence[str], "who takes part", tuple(ARMS)] = tuple(ARMS),
     seeds: Sequence[int] = (0, 1, 2),
@@ -315,6 +340,7 @@ def main(
         extra=tuple(overrides),
         run_dir=run_dir.resolve(),
         task=task,
+        once=once,
     )
     if not (needed := ROOT / "examples" / task / "data/model").is_dir():
         raise SystemExit(f"{needed} is not there: python -m examples.{task}.make_data")

@@ -41,10 +41,11 @@ def pace_of(
     model: str = "7b",
     context_scale: float = CONTEXT_SCALE,
     learner_token_s: float = 0.0,
+    micro_step_tokens: int = DrafterOptions().micro_step_tokens,
     tally_dir: str = "",
 ) -> Pace:
     """Return the pace of Qwen2.5 of that size on `device`. `learner_token_s`: seconds there of an RL step's update, per
-    response token.
+    response token. `micro_step_tokens`: of the drafter's trainer.
 
     Raises ValueError for a model on the A100 that its sweep did not have.
     """
@@ -66,7 +67,7 @@ def pace_of(
         levels={"eagle": eagle, "self": copied},
         context_scale=context_scale,
         copy_s=QUANTISING_BYTES * net.num_layers * net.matrix_parameters / gpu.bandwidth_bytes_s,
-        micro_step_s=micro_step_s(net, gpu),
+        micro_step_s=micro_step_s(net, gpu, micro_step_tokens),
         learner_token_s=learner_token_s,
         hand_over_s=hand_over_s(net, one, gpu, same_gpu=True)["direct"],
         tally_dir=tally_dir,
@@ -79,12 +80,12 @@ def sweep_fit() -> TwoStage:
     return TwoStage(work=Work(**sweep["work"]), **sweep["fitted"])
 
 
-def micro_step_s(net: Network, gpu: Device) -> float:
-    """Return the seconds of a micro-step of the drafter's trainer with default options. Forward and backward of its
-    layer and its input fusion take 6 flops per weight and token; the target's head, which is not trained, takes 4."""
+def micro_step_s(net: Network, gpu: Device, tokens: int) -> float:
+    """Return the seconds of a micro-step of the drafter's trainer on `tokens` tokens. Forward and backward of its layer
+    and its input fusion take 6 flops per weight and token; the target's head, which is not trained, takes 4."""
     own = net.layer_parameters + 2 * net.hidden_size**2
     flops = 6.0 * own + 4.0 * net.embedding_parameters
-    return DrafterOptions().micro_step_tokens * flops / (MFU * gpu.bf16_flops_s)
+    return tokens * flops / (MFU * gpu.bf16_flops_s)
 
 
 def _passes(net: Network, gpu: Device, rates: DeviceRates) -> Iterator[MeasuredPass]:

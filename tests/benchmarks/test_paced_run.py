@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
+from benchmarks.harness import ROOT
 from benchmarks.tools.qwen import network, qwen
 from config.strategy import Strategy
 from experiments.paced_report import is_valid, table
-from experiments.paced_run import ARMS, Setting, configuration, learner_price, rows_of
+from experiments.paced_run import ARMS, TASK, Setting, configuration, learner_price, rows_of
 from experiments.pacing import pace_of, sweep_fit
 from launch.config import load_config
 from launch.config.check import check_values
@@ -51,6 +52,7 @@ def test_prices_of_the_rest_are_those_of_a_7b_model() -> None:
     pace = pace_of("A100", scale=1.0)
     assert pace.hand_over_s == pytest.approx(2 * 15.2e9 / 2.04e12, rel=0.05)
     assert pace.micro_step_s == pytest.approx(2048 * 3.7e9 / (0.4 * 312e12), rel=0.05)
+    assert 4 * pace_of("A100", scale=1.0, micro_step_tokens=512).micro_step_s == pytest.approx(pace.micro_step_s)
     assert "ngram" not in pace.levels
     assert pace.name == "paced A100, Qwen2.5-7b, 1 s per second, context x 20"
 
@@ -123,6 +125,28 @@ def test_arms_that_reorder_are_compared_by_sums() -> None:
     assert "| 2.00 (2.00 to 2.00) of sums |" in line
 
 
+def test_a_trained_head_is_compared_with_the_frozen_one() -> None:
+    """Paired by RL step, from the second on; its second half beside."""
+    trained = _row("eagle-trained", 0, 2.0, trained_s=[0.5, 0.0, 0.5, 0.3], micro_steps=4)
+    trained |= {"rollout_s": [9.0, 2.0, 1.0, 1.0], "accept_length": [None, 3.0, 4.0, 5.0]}
+    rows = [_row("off", 0, 4.0), _row("eagle-frozen", 0, 2.0), trained]
+    (line,) = [line for line in table(rows, SETTING, MACHINE).splitlines() if line.count("|") == 8 and "EAGLE" in line]
+    cells = [cell.strip() for cell in line.strip("|").split("|")]
+    assert cells[2:4] == ["2.00 (1.00 to 2.00)", "2.00 (2.00 to 2.00)"]
+    assert cells[4:] == ["2.75 4.50", "4", "5.0%"]
+
+
+@pytest.mark.skipif(not (ROOT / "examples" / TASK / "data").is_dir(), reason="needs the demo's data: make_data")
+def test_each_prompt_once_takes_the_held_out_ones_too(tmp_path: Path) -> None:
+    setting = replace(_setting(tmp_path), once=True, extra=("rollout.prompts_per_step=8",), steps=21)
+    config, _ = configuration(setting, "off", 0, tmp_path / "model", "off-0")
+    assert isinstance(config.data.train, str)
+    assert len(Path(config.data.train).read_text().splitlines()) == 168 == 21 * 8
+    assert "each prompt once" in setting.key != replace(setting, once=False).key
+    with pytest.raises(SystemExit, match="22 RL steps take 176 prompts, there are 168"):
+        configuration(replace(setting, steps=22), "off", 0, tmp_path / "model", "off-0")
+
+
 def test_the_journal_keeps_the_last_run_of_an_arm(tmp_path: Path) -> None:
     journal, setting = tmp_path / "journal.jsonl", _setting(tmp_path)
     lines = [f'{{"setting": "{setting.key}", "arm": "off", "seed": {seed}, "n": {n}}}' for seed, n in ((0, 1), (0, 2))]
@@ -159,5 +183,6 @@ def _setting(folder: Path) -> Setting:
 def _row(arm: str, seed: int, rollout_s: float, **changes: Any) -> dict[str, Any]:
     """Four RL steps of a second of learning each."""
     row = {"arm": arm, "seed": seed, "steps": 4, "late_share": 0.01, "differs": None, "saved_s": 5.0}
+    row |= {"workers": 2, "trained_s": [0.0] * 4, "micro_steps": 0}
     row |= {"rollout_s": [rollout_s] * 4, "rl_s": [rollout_s + 1] * 4, "learn_s": [1.0] * 4}
     return row | {"accept_length": [None, 2.0, 2.5, 3.0], "engine_s": 4 * rollout_s} | changes
