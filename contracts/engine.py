@@ -81,6 +81,14 @@ class Remember(Command):
 
 
 @dataclass(frozen=True, slots=True)
+class Record(Command):
+    """Record hidden states of requests that begin from now on, or stop. An engine that was not started to record, or
+    has none, ignores it."""
+
+    on: bool
+
+
+@dataclass(frozen=True, slots=True)
 class SaveDrafters(Answered[DraftersSaved]):
     """Save the drafter state that would be lost with the process."""
 
@@ -110,6 +118,7 @@ EngineCommand = (
     | Sleep
     | Wake
     | Remember
+    | Record
     | SaveDrafters
     | LoadDrafters
     | UpdateDrafter

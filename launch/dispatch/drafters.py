@@ -15,7 +15,7 @@ from ray.exceptions import RayError
 
 from actors.engine.shared_rollouts import pack
 from actors.loop import EventLoop
-from contracts.engine import LoadDrafters, Remember, SaveDrafters, UpdateDrafter
+from contracts.engine import LoadDrafters, Record, Remember, SaveDrafters, UpdateDrafter
 from contracts.rollout import DrafterLoaded, IntArray
 from launch.dispatch.seat import FETCH_TIMEOUT_S, Seat, SeatState, Weights
 from models.manifest import WeightsManifest
@@ -32,6 +32,7 @@ class DrafterMessages:
         """stall_timeout_s: a worker that is silent for longer is not waited for."""
         self._seats, self._loop, self._stall_timeout_s = seats, loop, stall_timeout_s
         self._directory: str | None = None  # loaded by an engine that starts ...
+        self._records = True  # engines record, as they start
         self._weights: dict[str, Weights] = {}  # ... with the weights of its drafters, by name
         self._sent: dict[Seat, list[ray.ObjectRef[Any]]] = {}
         self._updates: list[tuple[Seat, ray.ObjectRef[Any]]] = []  # weights not answered yet
@@ -54,8 +55,22 @@ class DrafterMessages:
         for seat in self._up():
             self.started(seat)
 
+    def record(self, on: bool) -> None:
+        """Have all engines, also those that start later, record hidden states or not. Never waits."""
+        if on is not self._records:
+            self._records = on
+            for seat in self._up():
+                self._send_record(seat)
+
+    def _send_record(self, seat: Seat) -> None:
+        if self._listens(seat):
+            with suppress(RayError):
+                self._sent[seat].append(seat.tell(Record(self._records)))
+
     def started(self, seat: Seat) -> None:
         """Send the state and weights to a worker whose engine has come up."""
+        if not self._records:
+            self._send_record(seat)
         if self._directory is not None and self._listens(seat):
             with suppress(RayError):
                 self._sent[seat].append(seat.tell(LoadDrafters(self._directory)))

@@ -23,7 +23,7 @@ from launch.observe import Observer
 
 _POLL_S = 0.5
 _ONLINE = {  # keys of `drafter:` that say nothing about the fit
-    *("train", "every_steps", "drift", "checkpoint_every", "checkpoint_keep", "stop_timeout_s"),
+    *("train", "every_steps", "drift", "while_it_pays", "checkpoint_every", "checkpoint_keep", "stop_timeout_s"),
     *("recording", "buffer", "canary"),
 }
 

@@ -40,6 +40,7 @@ from models.config import ModelConfig, read_config
 from policies.drafter.canary import Canary, CanaryVerdict
 from policies.drafter.drift import DriftMonitor
 from policies.drafter.lineage import micro_steps
+from policies.drafter.payoff import TrainingPayoff
 from policies.roofline.pace import Pace
 
 _log = logging.getLogger(__name__)
@@ -73,6 +74,8 @@ class DrafterTraining:
         self.meter = DrafterMeter()
         self._drift = DriftMonitor(options.drift, options.every_steps)
         self._canary = Canary(options.canary)
+        always = not options.while_it_pays or options.every_steps > 1 or options.drift > 0
+        self.payoff = None if always else TrainingPayoff()
         self._ready: Weights | None = None  # the newest, not handed out yet
         self._kept: dict[int, Weights] = {}  # what engines draft with, and what they can roll back to
         self._drafting = 0  # version, of the engines
@@ -146,7 +149,12 @@ class DrafterTraining:
 
     def due(self, step: int) -> bool:
         """Idle workers have something to learn in RL step `step`."""
-        return self._wanted and self._drift.due(step)
+        return self.records and self._wanted and self._drift.due(step)
+
+    @property
+    def records(self) -> bool:
+        """Engines record for the next training: it is measured to pay, or not measured."""
+        return self.payoff is None or self.payoff.trains
 
     def left(self, worker: str) -> None:
         """Forget a worker that has left for good."""
@@ -322,6 +330,8 @@ class DrafterTraining:
     def _retrain(self, why: str) -> None:
         self._collapsed = True
         self._drift.demand()
+        if self.payoff is not None:
+            self.payoff.demand()
         self._observer.event("drafter_collapsed", f"{why}: retraining in the next RL step")
 
     def take(self, step: int, speculation: StepSpeculation | None) -> StepDrafter:
@@ -333,15 +343,35 @@ class DrafterTraining:
         self._trained = self._collapsed = False
         for node, stats in self._watch.look().items():
             self.meter.buffer(node, sequences=stats.sequences, bytes=stats.bytes)
-        return self.meter.take(self._target_version, speculation)
+        taken = self.meter.take(self._target_version, speculation)
+        return taken if self.payoff is None else self._judged(self.payoff, taken)
+
+    def _judged(self, payoff: TrainingPayoff, taken: StepDrafter) -> StepDrafter:
+        """Decide by this RL step whether training goes on, and add what that is based on."""
+        used, updates = taken.drafted, taken.updates
+        accepted_s = 0.0 if used is None else used.seconds * used.accepted / max(used.accepted + used.request_steps, 1)
+        right = [update.accuracy for update in updates if update.accuracy is not None]
+        news = payoff.observe(
+            stake_s=accepted_s,
+            cost_s=taken.counts["recording_s"],
+            accuracy=sum(right) / len(right) if right else None,
+            acceptance=taken.acceptance,
+        )
+        if news:
+            self._observer.event("drafter_training", news)
+        worth = {} if payoff.worth_s is None else {"worth_s": payoff.worth_s, "cost_s": payoff.cost_s}
+        return replace(taken, levels={**taken.levels, **worth})
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint, as JSON. It belongs to the weights that `save` writes."""
-        return {"drift": self._drift.state_dict(), "canary": self._canary.state_dict()}
+        payoff = {} if self.payoff is None else {"payoff": self.payoff.state_dict()}
+        return {"drift": self._drift.state_dict(), "canary": self._canary.state_dict(), **payoff}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._drift.load_state_dict(state["drift"])
         self._canary.load_state_dict(state["canary"])
+        if self.payoff is not None and "payoff" in state:
+            self.payoff.load_state_dict(state["payoff"])
 
     def save(self, directory: Path) -> None:
         """Write the weights that may be handed out again. Raises OSError."""

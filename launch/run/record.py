@@ -63,6 +63,8 @@ def record_step(job: Job, notes: StepNotes, handed: Published) -> None:
     drawn = [member for collected in notes.sampled for member in collected.members]
     speculation = job.speculation.take(verified(drawn)) if job.speculation is not None else None
     drafter = job.drafter.take(job.sampled_step, speculation) if job.drafter is not None else None
+    if job.drafter is not None:
+        job.dispatcher.drafters.record(job.drafter.records)
     learner_metrics, learner_seconds = job.learner.take()
     meanwhile_s = sum(collected.rollout_s + collected.reward_wait_s for collected in notes.ahead)
     job.observer.samples(job.steps_done, [member.sample(group.pick) for group in groups for member in group.members])

@@ -21,6 +21,7 @@ from launch.run.rounds import read_texts, round_sampling
 from launch.run.token_budget import TokenBudget
 from policies.drafter.canary import Canary
 from policies.drafter.drift import DriftMonitor
+from policies.drafter.payoff import TrainingPayoff
 from policies.lengths import LengthModel
 
 SPARE = (DRAFTERS_DIR, WEIGHTS_DIR)  # folders that only save time
@@ -93,6 +94,8 @@ def _try(config: Config, inputs: Inputs, state: dict[str, Any], name: str) -> No
         if config.drafter.train and state.get("drafter") is not None:
             DriftMonitor(config.drafter.drift, config.drafter.every_steps).load_state_dict(state["drafter"]["drift"])
             Canary(config.drafter.canary).load_state_dict(state["drafter"]["canary"])
+            if "payoff" in state["drafter"]:
+                TrainingPayoff().load_state_dict(state["drafter"]["payoff"])
     except DataError:
         raise
     except (KeyError, TypeError, AttributeError, ValueError, IndexError) as error:

@@ -26,6 +26,7 @@ from contracts.engine import (
     Abort,
     EngineCommand,
     LoadDrafters,
+    Record,
     Remember,
     SaveDrafters,
     Sleep,
@@ -224,6 +225,8 @@ class FakeCore:
                 assert memory is not None
                 pairs = zip(*unpack(memory, own_index), strict=True)
                 self._note({"remember": [[prompt.tolist(), response.tolist()] for prompt, response in pairs]})
+            case Record(on):
+                self._note({"record": on})
             case SaveDrafters(directory):
                 return None if options.mute_drafters else self._save(directory)
             case LoadDrafters(directory):

@@ -87,6 +87,19 @@ def test_saved_state_is_loaded_by_all_and_by_engines_that_are_restarted(tmp_path
 
 
 @pytest.mark.ray
+def test_engines_stop_recording_where_training_rests_and_those_that_are_restarted_too(tmp_path: Path) -> None:
+    with workers(2, tmp_path, poison=7) as dispatcher:
+        dispatcher.drafters.record(True)  # as they start
+        dispatcher.drafters.record(False)
+        for worker in range(2):
+            assert told(tmp_path / f"rollout-{worker}", 1) == [{"record": False}]
+        done: list[Rollout] = []
+        assert dispatcher.run([make_request(7)], done.append).reissued_ids == {7}  # kills the engines
+        restarted = [tmp_path / f"rollout-{worker}" for worker in range(2)]
+        assert any(told(path, 2) == [{"record": False}] * 2 for path in restarted)
+
+
+@pytest.mark.ray
 def test_a_save_without_answer_or_without_workers_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("launch.dispatch.drafters.SAVE_TIMEOUT_S", 0.2)
     with workers(1, tmp_path, mute_drafters=True) as dispatcher:

@@ -13,6 +13,7 @@ from actors.engine.native.engine import NativeEngine
 from actors.engine.native.hidden import recording as module
 from actors.engine.native.hidden.budget import MARGIN, Share, request_draw
 from config.strategy import Strategy
+from contracts.engine import Record
 from contracts.records import SequenceRecord
 from contracts.rollout import Event, Recorded, Request, Rollout
 from drafter.protocol import BatchView, Drafts
@@ -189,6 +190,20 @@ def test_aborted_requests_are_not_recorded_and_those_that_waited_for_their_promp
     assert records.keys() == finished.keys()
     for record in records.values():
         check(model, record)
+
+
+def test_a_drafter_at_rest_costs_no_recording(model: Transformer) -> None:
+    """Requests that begin meanwhile are neither recorded nor counted as skipped; those before and behind are."""
+    core = recording_engine(model)
+    for seed, on in enumerate((True, False, True)):
+        requests = make_requests(6, prompts=3, seed=seed)
+        core.apply(Record(on), None)
+        core.submit(requests)
+        events = drain(core)
+        if on:
+            check_all(model, events, requests)
+        else:
+            assert not [event for event in events if isinstance(event, Recorded)]
 
 
 def other_weights(tmp_path: Path) -> Transformer:

@@ -24,6 +24,7 @@ from contracts.engine import (
     EngineCommand,
     LoadDrafters,
     ReceiveWeights,
+    Record,
     Remember,
     SaveDrafters,
     Sleep,
@@ -109,6 +110,8 @@ class BatchEngine(ABC):
                 self.wake()
             case Remember(own_index):
                 self.remember(*unpack(_given(memory), own_index))
+            case Record(on):
+                self.record(on)
             case SaveDrafters(directory):
                 return DraftersSaved(directory, self.save_drafters(directory))
             case LoadDrafters(directory):
@@ -204,6 +207,10 @@ class BatchEngine(ABC):
     def remember(self, prompts: TokenLists, responses: TokenLists) -> None:
         """Pass rollouts of other engines to the drafters: prompt and response tokens of each."""
         self._speculator.remember(prompts, responses)
+
+    @abstractmethod
+    def record(self, on: bool) -> None:
+        """Record hidden states of requests that begin from now on, or stop."""
 
     def save_drafters(self, directory: str) -> str | None:
         """Save the drafter state that would be lost with this process. Returns the failure, if any; never raises."""

@@ -376,6 +376,11 @@ class NativeEngine(BatchEngine):
         pacer.hold("pass", begin_s, pacer.pace.pass_s(len(plan.slots), rows, context_tokens))
         return draws
 
+    def record(self, on: bool) -> None:
+        """See BatchEngine."""
+        if self._recording is not None:
+            self._recording.on = on
+
     def _before_idle(self) -> list[Event]:
         if self._pacer is not None:
             self._pacer.write()

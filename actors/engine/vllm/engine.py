@@ -208,6 +208,9 @@ class VllmEngine(BatchEngine):
     def _release(self) -> None:
         self._backend.sleep()
 
+    def record(self, on: bool) -> None:
+        """No hidden states are recorded here."""
+
     def wake(self) -> None:
         """See BatchEngine."""
         self._backend.wake()

@@ -1,6 +1,7 @@
 """When the drafter is trained and until when, with which plan, and what is recorded of it."""
 
 import contextlib
+import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,14 +13,15 @@ from actors.spot_host import RecordingReport
 from config.model import ModelOptions
 from config.rollout import EngineOptions
 from contracts.rewards import Grade
-from contracts.rollout import SamplingParams
+from contracts.rollout import DraftCounts, SamplingParams
 from contracts.spot import Checkpointed, TrainStopped
 from launch.batch import Batch, Pick
 from launch.drafter.actors import reachable_options
 from launch.drafter.training import DrafterTraining, Moment, drafter_training
 from launch.errors import PacelineError
-from launch.observe import Observer, Span
+from launch.observe import Observer, Span, StepSpeculation
 from launch.run.collect import Collector
+from policies.drafter.payoff import BLOCK
 from tests.context import run_context
 from tests.launch.drafter.conftest import (
     BUFFERS,
@@ -69,6 +71,36 @@ def test_when_the_drafter_is_trained(
         training.reached("sampled", step)
         training.take(step, None)
     assert [said for said in driver.said if isinstance(said, tuple)] == list(enumerate(due, 1))
+
+
+@pytest.mark.parametrize("options", [{}, {"while_it_pays": False}, {"every_steps": 2}])
+def test_training_that_wins_nothing_stops_by_the_run_s_own_records(
+    make: Make, driver: Driver, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    """Acceptance does not move, recording takes a tenth of a second in each RL step. What the user wants is done."""
+    training = make(options)
+    for step in range(1, 2 * BLOCK + 3):
+        training.begin(step, Dispatcher())
+        if driver.said[-1] == (step, True):
+            training.event("rollout-0", micro_step(step))
+        training.event("rollout-0", RecordingReport(3, 1000, 0.1, 0))
+        used = DraftCounts(request_steps=10_000, drafted=40_000, accepted=20_000, seconds=1.0)
+        metrics = training.take(step, StepSpeculation({"eagle:4": used}, {})).metrics()
+    trained = [train for said in driver.said if isinstance(said, tuple) for train in said[1:]]
+    if options:
+        assert training.records
+        assert trained == ([True] * len(trained) if "while_it_pays" in options else [True, False] * (len(trained) // 2))
+        assert "drafter/worth_s" not in metrics
+        return
+    assert trained == [True] * (2 * BLOCK) + [False] * 2
+    assert not training.records
+    assert (metrics["drafter/worth_s"], metrics["drafter/cost_s"]) == (0.0, pytest.approx(0.1))
+    assert kinds(tmp_path).count("drafter_training") == 1
+    again = make()
+    again.load_state_dict(json.loads(json.dumps(training.state_dict())))
+    assert not again.records
+    training._retrain("it collapsed")
+    assert training.due(2 * BLOCK + 3)
 
 
 class Workers(Dispatcher):

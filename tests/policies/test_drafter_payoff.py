@@ -1,0 +1,143 @@
+"""Training goes on where it is measured to pay, and stops where it does not, in worlds that are made up."""
+
+import json
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies.drafter.acceptance import AcceptanceTally
+from policies.drafter.payoff import BLOCK, LEARNS, TrainingPayoff
+
+DRAFTS, DEPTH = 4_000, 4  # of one RL step
+LONGEST_REST = 16 * BLOCK
+
+
+@dataclass(slots=True)
+class World:
+    """A drafter that comes nearer to `best` with training, and loses `drift` of its acceptance each RL step."""
+
+    share: float = 0.5  # of its tokens that are accepted
+    best: float = 0.5
+    drift: float = 0.0
+    pace: float = 0.1  # of the way to `best`, per RL step of training
+    stake_s: float = 5.0  # 0: engines do not use it
+    cost_s: float = 0.3
+    draw: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
+
+    def run(self, payoff: TrainingPayoff, steps: int) -> list[bool]:
+        """Whether each RL step trained."""
+        found = []
+        for _ in range(steps):
+            found.append(payoff.trains)
+            payoff.observe(
+                stake_s=self.stake_s,
+                cost_s=self.cost_s if payoff.trains else 0.0,
+                accuracy=self.share + float(self.draw.normal(0, 0.001)) if payoff.trains else None,
+                acceptance=self.tally() if self.stake_s else AcceptanceTally(),
+            )
+            self.share *= 1 - self.drift
+            if found[-1]:
+                self.share += self.pace * (self.best - self.share)
+        return found
+
+    def tally(self) -> AcceptanceTally:
+        """Of its drafts: how deep each was accepted."""
+        accepted = int(self.draw.binomial(DRAFTS * DEPTH, self.share))
+        return AcceptanceTally({f"eagle:{DEPTH}": (DRAFTS * DEPTH, accepted)})
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("world", [World(), World(stake_s=0.0), World(stake_s=0.0, drift=0.01)])
+def test_it_stops_where_nothing_is_won(world: World, seed: int) -> None:
+    """The drafter is as good as it gets; or engines draft otherwise. At most a quarter of 100 RL steps is trained."""
+    world = World(stake_s=world.stake_s, drift=world.drift, draw=np.random.default_rng(seed))
+    trained = world.run(TrainingPayoff(), 100)
+    assert all(trained[: 2 * BLOCK])
+    assert sum(trained) <= 25
+    assert sum(trained[50:]) <= 2 * BLOCK, "probes become rare"
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("drift", [0.01, 0.02])
+def test_it_goes_on_where_the_target_drifts(drift: float, seed: int) -> None:
+    """Also where training only keeps the level: a rest shows how fast the drafter ages."""
+    world = World(best=0.7, drift=drift, cost_s=0.1, draw=np.random.default_rng(seed))
+    trained = world.run(TrainingPayoff(), 100)
+    assert sum(trained) >= 75
+    always = World(best=0.7)
+    for _ in range(100):
+        always.share = always.share * (1 - drift) + 0.1 * (0.7 - always.share * (1 - drift))
+    assert world.share >= 0.9 * always.share
+
+
+def test_it_stops_once_the_target_no_longer_drifts() -> None:
+    world, payoff = World(best=0.7, drift=0.02), TrainingPayoff()
+    world.run(payoff, 60)
+    world.drift = 0.0
+    assert sum(world.run(payoff, 100)[40:]) <= 30
+
+
+def test_a_fresh_drafter_is_trained_before_engines_use_it() -> None:
+    """Its accuracy rises. Bounded: one that engines never use is stopped when LEARNS blocks are over."""
+    fresh = World(share=0.02, best=0.9, pace=0.03, stake_s=0.0)
+    trained = fresh.run(TrainingPayoff(), 2 * LEARNS * BLOCK)
+    assert all(trained[: (LEARNS - 1) * BLOCK])
+    assert sum(trained[LEARNS * BLOCK :]) <= LEARNS * BLOCK // 2
+
+
+def test_what_is_dear_must_win_more() -> None:
+    cheap, dear = World(share=0.3, best=0.6, cost_s=0.01), World(share=0.3, best=0.6, cost_s=4.0)
+    assert sum(cheap.run(TrainingPayoff(), 60)) > sum(dear.run(TrainingPayoff(), 60))
+
+
+def test_a_collapse_ends_a_rest() -> None:
+    world, payoff = World(), TrainingPayoff()
+    world.run(payoff, 3 * BLOCK)
+    assert not payoff.trains
+    payoff.demand()
+    assert payoff.trains
+    assert all(world.run(payoff, BLOCK))
+
+
+def test_its_words_name_the_seconds() -> None:
+    payoff, said = TrainingPayoff(), []
+    for _ in range(2 * BLOCK):
+        said.append(
+            payoff.observe(
+                stake_s=1.0, cost_s=0.25, accuracy=None, acceptance=AcceptanceTally({"eagle:4": (40_000, 20_000)})
+            )
+        )
+    assert said[:-1] == [""] * (2 * BLOCK - 1)
+    assert said[-1] == "stops for 8 RL steps at most: worth 0 s an RL step, recording takes 0.25 s"
+    assert (payoff.worth_s, payoff.cost_s) == (0.0, 0.25)
+
+
+@given(
+    st.lists(
+        st.tuples(st.floats(0, 50), st.floats(0, 5), st.none() | st.floats(0, 1), st.integers(0, 1000)), max_size=200
+    ),
+    st.integers(0, 200),
+)
+def test_a_rest_ends_whatever_is_measured__and_a_resumed_run_goes_on_alike(
+    steps: list[tuple[float, float, float | None, int]], saved_at: int
+) -> None:
+    payoff, rest = TrainingPayoff(), 0
+    other: TrainingPayoff | None = None
+    for at, (stake_s, cost_s, accuracy, accepted) in enumerate(steps):
+        if at >= saved_at and at % BLOCK == 0 and other is None:
+            other = TrainingPayoff()
+            other.load_state_dict(json.loads(json.dumps(payoff.state_dict())))
+        rest = 0 if payoff.trains else rest + 1
+        assert rest <= LONGEST_REST
+        for one in (payoff, other):
+            if one is not None:
+                one.observe(
+                    stake_s=stake_s,
+                    cost_s=cost_s,
+                    accuracy=accuracy,
+                    acceptance=AcceptanceTally({"eagle:4": (1000, accepted)}),
+                )
+        assert other is None or other.trains == payoff.trains
