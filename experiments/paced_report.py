@@ -22,6 +22,7 @@ NAMES = {
     "suffix": "suffix",
     "retrieval": "n-gram and suffix",
     "eagle-trained": "EAGLE, trained on idle workers",
+    "eagle-planned": "EAGLE, trained while it is measured to pay",
     "eagle-scratch": "EAGLE, trained from random weights",
     "eagle-frozen": "EAGLE, as fitted before RL",
     "self": "self-drafter",
@@ -37,7 +38,7 @@ NAMES = {
     "das-rounds": "DAS and rounds by length",
     "one-step-off": "[one step off](../concepts/staleness.md), default drafters",
 }
-FROZEN, TRAINED = "eagle-frozen", ("eagle-trained", "eagle-scratch")
+FROZEN, TRAINED = "eagle-frozen", ("eagle-trained", "eagle-planned", "eagle-scratch")
 REORDERED = ("rounds", "das-rounds")  # other tokens in each RL step, so sums over all of them are compared
 STALE = ("one-step-off",)  # they sample the next RL step while the learner works, so the last one samples nothing
 OTHER_TOKENS = (*REORDERED, *STALE)

@@ -52,6 +52,7 @@ TALLIES = "paced"  # in a run's folder
 ROUNDS = "rollout.rounds.factor=1.5", "rollout.rounds.quantile=0.67"
 _UNTRAINED = "drafter={train: false}"
 _RETRIEVAL = "[suffix:8, suffix:4, suffix:2, suffix:1, suffix:16, ngram:12, ngram:6, ngram:3, plain]"
+_ALWAYS = "drafter.while_it_pays=false"
 _EAGLE = '["eagle:4", "eagle:2", "eagle:8", "eagle:4x3/12", plain]'
 # Arm: its configuration and changes.
 ARMS: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -65,11 +66,12 @@ ARMS: dict[str, tuple[str, tuple[str, ...]]] = {
         (_UNTRAINED, "rollout.speculation.strategies=[suffix:8, suffix:4, suffix:2, suffix:1, suffix:16, plain]"),
     ),
     "retrieval": (f"{TASK}/config.yaml", (_UNTRAINED, f"rollout.speculation.strategies={_RETRIEVAL}")),
-    "eagle-trained": (f"{TASK}/config.yaml", (f"rollout.speculation.strategies={_EAGLE}",)),
+    "eagle-trained": (f"{TASK}/config.yaml", (f"rollout.speculation.strategies={_EAGLE}", _ALWAYS)),
+    "eagle-planned": (f"{TASK}/config.yaml", (f"rollout.speculation.strategies={_EAGLE}",)),
     "eagle-frozen": (f"{TASK}/config.yaml", (f"rollout.speculation.strategies={_EAGLE}", _UNTRAINED)),
     "eagle-scratch": (
         f"{TASK}/config.yaml",
-        (f"rollout.speculation.strategies={_EAGLE}", "drafter.offline=null"),
+        (f"rollout.speculation.strategies={_EAGLE}", _ALWAYS, "drafter.offline=null"),
     ),
     "self": (
         f"{TASK}/config.yaml",

@@ -2,7 +2,8 @@
 
 It knows no costs and makes no choice. A drafter that has lost its allowance is not used for REST times the loss. Each
 further pause is LONGER times as long, until the drafter has earned its loss back. So one burst of a disturbed machine
-costs a few seconds, and a drafter that always loses is tried ever more rarely. After a pause the account is empty.
+costs a few seconds, and a drafter that always loses is tried ever more rarely. After a pause the account is empty. But
+its loss since the engine began must be under EVER of all decoding: a first rollout has no earlier gains to lose.
 """
 
 from collections.abc import Iterable
@@ -12,6 +13,7 @@ PAST_STEPS = 4096  # what was decoded so many steps ago counts for half
 IDLE_STEPS = 512  # what was late of a drafter, in so many steps of others
 LOSSES = 1.0  # times `exploration`: of the decode time since it came back, what a drafter may lose
 REST, LONGER, LONGEST = 8.0, 2.0, 4096.0  # times what it lost: its first rest, each further one, at most
+EVER = 0.015  # of all that an engine decoded: what a drafter may have lost before it comes back
 WORST = 4.0  # times what was expected: a pardoned step counts as no longer, so that one pause rules no drafter out
 TOGETHER, PARDON = 2, 256  # usual steps between late ones of one burst; steps of its own between two pardoned bursts
 
@@ -28,6 +30,7 @@ class _Account:
     rest_s: float = 0.0  # of others' decoding, until it comes back
     longer: float = REST  # the next rest, times what was lost
     owed_s: float = 0.0  # that it lost before it rested, until it is earned back
+    ever_s: float = 0.0  # saved since the engine began, all of it
     steps: int = 0  # of its own
     late_at: int = -PARDON  # the last late one
     pardon_at: int = 0  # from which step on the next burst of late ones is pardoned
@@ -41,6 +44,7 @@ class DrafterLedger:
     def __init__(self, drafters: Iterable[str], exploration: float) -> None:
         self._accounts = {drafter: _Account() for drafter in drafters}
         self._exploration, self._granted_s = exploration, 0.0
+        self._decoded_s = 0.0  # by anyone, since the engine began
 
     def grant(self, seconds: float) -> None:
         """Set the seconds that each drafter may lose before anything was decoded."""
@@ -48,6 +52,7 @@ class DrafterLedger:
 
     def decoded(self, steps: int, seconds: float, drafted: Iterable[str]) -> None:
         """Add engine steps and their seconds; `drafted`: the drafters used in them."""
+        self._decoded_s += seconds
         keep, idle, busy = 0.5 ** (steps / PAST_STEPS), 0.5 ** (steps / IDLE_STEPS), set(drafted)
         for drafter, one in self._accounts.items():
             late = keep if drafter in busy else idle
@@ -81,11 +86,13 @@ class DrafterLedger:
         once_s: seconds of making it ready. They count as lost only when it has not earned them back."""
         one = self._accounts[drafter]
         one.earned_s += seconds
+        one.ever_s += seconds
         one.saved_s = min(one.saved_s + seconds, max(self._may_lose_s(one), one.worst_s))
         if one.owed_s and one.earned_s >= one.owed_s:
             one.owed_s, one.longer = 0.0, REST
         if one.rest_s <= 0.0 and -one.saved_s > self._may_lose_s(one) + once_s:
-            one.owed_s, one.rest_s = -one.saved_s, -one.saved_s * one.longer
+            rests_s = -one.saved_s * one.longer, -one.ever_s / EVER - self._decoded_s
+            one.owed_s, one.rest_s = -one.saved_s, max(rests_s)
             one.longer = min(LONGER * one.longer, LONGEST)
 
     def rests(self, drafter: str) -> bool:

@@ -88,12 +88,20 @@ HOSTILE = {
 
 @pytest.mark.parametrize("drafter", HOSTILE)
 def test_a_drafter_that_does_not_pay_costs_at_most_three_per_cent(drafter: str) -> None:
-    """Beside plain decoding, of all rollouts; the first, in which it is new, six."""
+    """Beside plain decoding, of all rollouts."""
     drafters, chosen = HOSTILE[drafter], default_arms(HOSTILE[drafter])
     for seed in (0, 1):
         plain_s, found_s = plain(seed, ROLLOUTS), rollouts(adaptive(chosen), drafters, seed, ROLLOUTS)[0]
         assert sum(plain_s) >= 0.97 * sum(found_s)
-        assert plain_s[0] >= 0.94 * found_s[0]
+
+
+@pytest.mark.parametrize("drafter", HOSTILE)
+def test_nor_in_the_first_rollout_in_which_it_is_new(drafter: str) -> None:
+    """Where only a spell's loss was bounded, the late one cost six to eight per cent by seed."""
+    drafters, chosen = HOSTILE[drafter], default_arms(HOSTILE[drafter])
+    for seed in range(8):
+        (plain_s,), (found_s,) = plain(seed, 1), rollouts(adaptive(chosen), drafters, seed, 1)[0]
+        assert plain_s >= 0.97 * found_s, seed
 
 
 @pytest.mark.parametrize("drafter", ["useless", *long("hostile", "late", "dear")])

@@ -1,14 +1,18 @@
 """What drafters are booked: rests that grow, losses that are earned back, bursts that are pardoned."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from policies.speculation.ledger import LONGER, PARDON, REST, WORST, DrafterLedger
+from policies.speculation.ledger import EVER, LONGER, PARDON, REST, WORST, DrafterLedger
 
 STEP_S = 0.01
 
 
-def ledger(granted_s: float = 0.1) -> DrafterLedger:
+def ledger(granted_s: float = 0.1, *, before_s: float = 1e4) -> DrafterLedger:
+    """`before_s`: what its engine has decoded already, so that all losses are small beside it."""
     book = DrafterLedger(("a", "b"), exploration=0.0)
+    book.decoded(1, before_s, ())
     book.grant(granted_s)
     return book
 
@@ -42,6 +46,29 @@ def test_one_that_earned_back_what_it_lost_rests_as_at_first() -> None:
     book.saved("a", -0.3, 0.0)
     assert book.rests("a")
     assert rest(book) == pytest.approx(first, abs=2 * STEP_S), "of its gains no more than it may lose is kept"
+
+
+@given(st.lists(st.floats(-0.5, 0.2), max_size=60))
+def test_at_no_time_it_has_lost_more_than_a_small_part_of_all_decoding(booked: list[float]) -> None:
+    """Beside one spell's loss, whatever it saves and loses, from the first second on."""
+    book, decoded_s, ever_s, spell_s = ledger(before_s=0.0), 0.0, 0.0, 0.0
+    for seconds in booked:
+        if book.rests("a"):
+            decoded_s, spell_s = decoded_s + rest(book), 0.0
+        assert -ever_s <= EVER * decoded_s + max(spell_s, 0.0) + 1e-3
+        book.saved("a", seconds, 0.0)
+        ever_s, spell_s = ever_s + seconds, spell_s - seconds
+    assert book.rests("b") is False
+
+
+def test_one_that_earned_much_before_is_not_put_out_for_long() -> None:
+    book = ledger(before_s=1.0)
+    book.saved("a", 2.0, 0.0)
+    book.saved("a", -0.3, 0.0)
+    assert rest(book) == pytest.approx(REST * 0.2, abs=2 * STEP_S), "less what its gains were kept for"
+    book = ledger(before_s=1.0)
+    book.saved("a", -0.3, 0.0)
+    assert rest(book) == pytest.approx(0.3 / EVER - 1.0, abs=2 * STEP_S), "new, and it only lost"
 
 
 def test_what_making_it_ready_takes_is_an_investment() -> None:
