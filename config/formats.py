@@ -37,6 +37,11 @@ class LowBitFormat:
         return 8 if self.bits == 8 else 4
 
     @property
+    def draft_devices(self) -> tuple[str, ...]:
+        """Devices on which a self-drafter's copy gains by the format: a CPU has kernels for int8 activations only."""
+        return self.devices if self.activations == "int8" else tuple(one for one in self.devices if one != "cpu")
+
+    @property
     def asymmetric(self) -> bool:
         """Whether the format has zero points."""
         return self.group is not None
@@ -66,7 +71,7 @@ FORMATS: Mapping[str, LowBitFormat] = {
         LowBitFormat(name="w4a8", bits=4, group=128, activations="int8", stored="uint8", devices=("cpu", "cuda")),
         LowBitFormat(name="w3a8", bits=3, group=128, activations="int8", stored="uint8", devices=("cpu", "cuda")),
         LowBitFormat(name="w2a8", bits=2, group=128, activations="int8", stored="uint8", devices=("cpu", "cuda")),
-        LowBitFormat(name="w4a16", bits=4, group=128, activations="none", stored="uint8", devices=("cuda",)),
+        LowBitFormat(name="w4a16", bits=4, group=128, activations="none", stored="uint8", devices=("cpu", "cuda")),
         LowBitFormat(
             name="fp8", bits=8, group=None, activations="float8_e4m3fn", stored="float8_e4m3fn", devices=("cuda",)
         ),

@@ -102,9 +102,10 @@ def format_of(options: SelfOptions, model: Transformer) -> LowBitFormat:
     if name is None:
         raise ValueError(f"rollout.speculation.strategies names self, and {key}=none: leave one of them out")
     form = FORMATS[name]
-    if device not in form.devices:
+    if device not in form.draft_devices:
         raise ValueError(
-            f"{key}={name} is computed on {' and '.join(form.devices)} only, and this engine is on {device}: use auto"
+            f"{key}={name} is computed on {' and '.join(form.draft_devices)} only, and this engine is on {device}: "
+            "use auto"
         )
     try:
         require_low_bit(model.config, form)

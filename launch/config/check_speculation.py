@@ -208,8 +208,8 @@ def _self_format(c: Config, strategies: list[Strategy]) -> Iterator[Issue]:
         yield Issue(
             key, "is set, but rollout.speculation.strategies names no self", remedy="name one, for example self:5"
         )
-    elif (device := _engine_device(c)) not in FORMATS[form].devices:
-        message = f"{form} is computed on {' and '.join(FORMATS[form].devices)} only, and engines are on {device}"
+    elif (device := _engine_device(c)) not in FORMATS[form].draft_devices:
+        message = f"{form} is computed on {' and '.join(FORMATS[form].draft_devices)} only, and engines are on {device}"
         yield Issue(key, message, remedy="leave it out: auto")
 
 

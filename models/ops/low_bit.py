@@ -15,11 +15,13 @@ from torch.autograd.function import once_differentiable
 from config.formats import DEEPEST, LowBitFormat
 from models.low_bit import LowBitWeight, dequantise, quantise
 from models.ops.low_bit_reference import reference, require_fit, rounded_tokens
+from models.ops.matmul import linear, prepack
 from models.ops.native import kernels, takes
 from models.ops.triton import low_bit_operators
 from models.ops.triton.operators import operators_take
 
 _PANELS = "_paceline_low_bit_panels"
+_WIDENED = "_paceline_widened"
 _TILE_INPUTS = 64  # a group in panels consists of whole tiles (native/kernels.h)
 
 
@@ -28,8 +30,9 @@ def low_bit_linear(x: Tensor, weight: LowBitWeight, bias: Tensor | None = None) 
 
     Row t is bitwise independent of T and of the other rows. A token with a non-finite value gives NaN.
 
-    On CPU the kernel reads the weight's panels; missing ones are packed now and kept. On CUDA the Triton operators
-    compute, and fp8 raises RuntimeError if the device does not support it.
+    On CPU the kernel reads the weight's panels; missing ones are packed now and kept. Where activations are not
+    quantised it multiplies by a kept copy of the weight in the dtype of x: no faster, and no smaller. On CUDA the
+    Triton operators compute, and fp8 raises RuntimeError if the device does not support it.
     """
     if operators_take(x):
         return _by_operators(tokens_of(x, weight.format), weight, bias, x.dtype)
@@ -38,7 +41,22 @@ def low_bit_linear(x: Tensor, weight: LowBitWeight, bias: Tensor | None = None) 
     if bias is not None and bias.dtype is not x.dtype and _kernel_takes(x, weight, None):
         # Widening is exact, and both paths round the result once.
         return low_bit_linear(x.float(), weight, bias.float()).to(x.dtype)
+    if weight.format.activations == "none" and x.is_cpu:
+        require_fit(x, weight)
+        return linear(x, _widened(weight, x.dtype), bias, invariant=True)
     return reference(x, weight, bias)
+
+
+def _widened(weight: LowBitWeight, dtype: torch.dtype) -> Tensor:
+    """Return the weight's numbers [N, K] in `dtype`, kept on its values until it changes. A CPU has no kernel that
+    multiplies unquantised tokens by few bits."""
+    kept: tuple[Tensor, tuple[int, ...]] | None = getattr(weight.values, _WIDENED, None)
+    versions = low_bit_versions(weight)
+    if kept is None or kept[1] != versions or kept[0].dtype is not dtype:
+        kept = dequantise(weight).to(dtype), versions
+        prepack(kept[0])
+        setattr(weight.values, _WIDENED, kept)
+    return kept[0]
 
 
 def prepack_low_bit(weight: LowBitWeight) -> None:
@@ -48,6 +66,8 @@ def prepack_low_bit(weight: LowBitWeight) -> None:
     through `.data`); the next product then packs again. Does nothing if no kernel supports the weight. Raises
     ValueError if scales do not fit the values, or the sums of a product might exceed an int32.
     """
+    if hasattr(weight.values, _WIDENED):
+        delattr(weight.values, _WIDENED)
     if not packable(weight):
         return
     columns, depth, groups = weight.outputs, weight.inputs, weight.scales.shape[1]

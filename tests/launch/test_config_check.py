@@ -165,7 +165,6 @@ TRAINED = ("rollout.workers=2", "drafter.train=true")
         (["rollout.engine.seeded_requests=true"], "rollout.engine.seeded_requests"),
         (["rollout.engine.vllm_arguments={quantization: fp8}"], "rollout.engine.vllm_arguments"),
         ([VLLM, "rollout.sampling.top_p=0.9"], "rollout.sampling.top_p"),
-        (["rollout.quantization=w4a16"], "rollout.quantization"),  # embedded: on CPU
         (["rollout.quantization=fp8", "rollout.engine.device=cpu"], "rollout.quantization"),
         ([VLLM, "rollout.quantization=w2a8"], "rollout.quantization"),
         (["rollout.quantization=w8a8", "model.implementation=transformers"], "model.implementation"),

@@ -38,7 +38,7 @@ class FusedForward:
     def supports(model: Transformer) -> bool:
         """Return whether the model is ours, on CPU and of a dtype, or low-bit format, with kernels."""
         weight = model.embed_tokens.weight
-        if model.low_bit is not None and "cpu" not in model.low_bit.devices:
+        if model.low_bit is not None and model.low_bit.activations != "int8":
             return False
         return type(model) is Transformer and ops.DecoderStack.supports(weight, model.config.head_dim)
 
