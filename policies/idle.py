@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from policies.drafter.acceptance import AcceptanceTally
+from policies.drafter.payoff import LASTS
 
-LASTS = 8  # RL steps
 REVISIT = 8  # RL steps
 _PAST = 0.7  # of what was measured before, per RL step
 _MOST = 1.0  # relative gain of one RL step: a drafter that nobody used before has no level to compare with

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from policies.drafter.acceptance import AcceptanceTally
-from policies.idle import LASTS
 
+LASTS = 8  # RL steps that a gain in acceptance is assumed to last
 BLOCK = 4  # RL steps
 LEARNS = 8  # blocks
 RISES = 0.01  # of its first guesses more, from one block to the next: it still learns

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.drafter.acceptance import AcceptanceTally
-from policies.idle import LASTS, REVISIT, IdleTime, IdleUse, Turn
+from policies.drafter.payoff import LASTS
+from policies.idle import REVISIT, IdleTime, IdleUse, Turn
 
 DRAFTED = 40_000  # tokens of one RL step: what is measured is hardly chance
 
