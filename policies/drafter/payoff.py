@@ -25,7 +25,7 @@ MEASURED = 8  # blocks of training, after which a drift of the target is measure
 _FIRST_PAUSE, _LONGEST_PAUSE = 2, 16  # blocks
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class TrainingPayoff:
     """Choice for the next RL step: `trains`. Call `observe` once per RL step."""
 
@@ -105,7 +105,7 @@ class TrainingPayoff:
         self._clear()
         if not self.trains:
             said = self._rested()
-            self._before = tally if self.trains and tally.drafted else self._before
+            self._before = tally if said and tally.drafted else self._before  # said: it trains again
             return said
         self._before, self._accuracy = tally, self._accuracy if accuracy is None else accuracy
         ages = self._aged and self._since == 1  # it has had no time yet to recover

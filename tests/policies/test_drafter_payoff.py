@@ -98,7 +98,6 @@ def test_a_collapse_ends_a_rest() -> None:
     world.run(payoff, 3 * BLOCK)
     assert not payoff.trains
     payoff.demand()
-    assert payoff.trains
     assert all(world.run(payoff, BLOCK))
 
 
