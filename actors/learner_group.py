@@ -248,11 +248,19 @@ class LearnerGroup:
         return manifest, published[1]
 
     def send(
-        self, version: int, *, receivers: int, way: Way, limit_s: float, masters: bool = False
+        self,
+        version: int,
+        *,
+        receivers: int,
+        way: Way,
+        limit_s: float,
+        masters: bool = False,
+        changes: bool = False,
     ) -> "WeightsSending":
         """Start to send the current weights to this many engines, piece by piece; does not wait for them.
 
-        `limit_s`: for all of it. `masters`: see `publish`. Call no other method of the learner before `finish`."""
+        `limit_s`: for all of it. `masters`: see `publish`. `changes`: see Terms. Call no other method of the learner
+        before `finish`."""
         if self._weights_store is None:
             opened = self._ranks[0].open_weights_store.remote(self._places[0].node_ip, self._timeout_s)
             self._weights_store = self._wait("send", self._timeout_s, [opened])[0]
@@ -261,7 +269,12 @@ class LearnerGroup:
             self._layouts[masters] = self._wait("send", self._timeout_s, [asked])[0]
         self._sendings += 1
         terms = Terms(
-            name=f"weights/{version}/{self._sendings}", version=version, receivers=receivers, way=way, limit_s=limit_s
+            name=f"weights/{version}/{self._sendings}",
+            version=version,
+            receivers=receivers,
+            way=way,
+            limit_s=limit_s,
+            changes=changes,
         )
         store, (tensors, total_bytes) = self._weights_store, self._layouts[masters]
         refs = [rank.send_weights.remote(terms, store, masters) for rank in self._ranks]

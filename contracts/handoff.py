@@ -38,6 +38,7 @@ class Terms:
     receivers: int  # that have the offer; numbered 0, 1, ...
     way: Way
     limit_s: float
+    changes: bool = False  # broadcast only the elements that changed, where every receiver holds what was sent before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,9 +51,12 @@ class Sent:
     seconds: float
     ways: tuple[str, ...]  # by receiver: "ipc", "broadcast", or why neither
     quantise_s: float = 0.0  # part of `seconds` spent on quantisation
+    delta_bytes: int = 0  # sent to each receiver instead of `total_bytes`; 0: everything was sent
+    changed: float = 1.0  # share of the elements that changed, if only those were sent
+    whole: str = ""  # why not only the changes were sent, if they could have been
 
 
 @dataclass(frozen=True, slots=True)
 class Received:
     checksum: int
-    way: str  # "ipc" | "broadcast"
+    way: str  # "ipc" | "broadcast" | "delta": by broadcast, only what changed

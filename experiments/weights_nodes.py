@@ -8,6 +8,7 @@ bfloat16: 20 of a 10M-parameter model, 80 of one of 40M. Ways:
     store      one buffer through the object store, read in place. The raylets' metrics give what Ray moved: a node that
                sends more than one copy feeds others, and the source's share shows whether it is a tree
     broadcast  pieces over gloo into live tensors, checksums on both ends: the way of `cluster.weights=broadcast`
+    changes    the same, of which only what changed is sent (`cluster.weights_delta=always`): CHANGED of the elements
     transport  Ray's direct transport of tensors (gloo), from the source to each. A receiver must be made with
                enable_tensor_transport (else the transfer fails after 60 s, and Ray 2.60 kills the actors at both ends),
                and a group never becomes larger than a process's first one, so no node can join
@@ -24,6 +25,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from itertools import count
 from pathlib import Path
 from statistics import median
@@ -38,13 +40,14 @@ from ray.experimental.collective import create_collective_group, destroy_all_col
 from actors.handoff.receive import Receiver
 from actors.handoff.send import Sender
 from benchmarks.harness import ROOT, command, write
-from contracts.handoff import Offer, Terms
-from models.manifest import lay_out
+from contracts.handoff import Offer, Sent, Terms
+from models.manifest import WeightsManifest, lay_out
 from tests.fleet.nodes import Nodes
 
 LIMIT_S = 120.0
 ROWS = 4096  # per matrix
-WAYS = ("store", "broadcast", "transport")
+WAYS = ("store", "broadcast", "changes", "transport")
+CHANGED = 0.018  # of a bfloat16 model's elements, as estimated for a learning rate of 1e-6
 REPORT_MS = 1000  # period of a raylet's metrics
 REPORTED_S = 20.0  # after this time all have reported
 _MOVED = re.compile(r'^ray_object_manager_bytes\{.*Type="(\w+)".*\} (\S+)$', re.MULTILINE)
@@ -86,11 +89,20 @@ class Source:
         self._kept = ray.put(self._buffer)
         return [self._kept]
 
-    def send(self, round_: int, receivers: int) -> list[str]:
-        terms = Terms(name=str(round_), version=round_, receivers=receivers, way="broadcast", limit_s=LIMIT_S)
+    def send(self, round_: int, receivers: int, changes: bool) -> Sent:
+        terms = Terms(
+            name=str(round_), version=round_, receivers=receivers, way="broadcast", limit_s=LIMIT_S, changes=changes
+        )
         sent = self._sender.send(terms, self._layout, iter(self._tensors.items()))
         assert sent is not None
-        return list(sent.ways)
+        return sent
+
+    def change(self, seed: int) -> None:
+        """Flip a bit of CHANGED of the elements."""
+        random = torch.Generator().manual_seed(seed)
+        for tensor in self._tensors.values():
+            flat = tensor.view(-1).view(torch.int16)
+            flat[torch.rand(flat.numel(), generator=random) < CHANGED] ^= 1
 
     @ray.method(tensor_transport="gloo")
     def tensor(self) -> Any:
@@ -105,16 +117,20 @@ class Sink:
         torch.set_num_threads(1)
         self._targets: dict[str, torch.Tensor] = {}
         self._receiver = Receiver(torch.device("cpu"))
+        self._held: WeightsManifest | None = None
 
     def prepare(self, mib: int) -> None:
-        self._targets = dict(tensors_of(mib))
+        self._targets, self._held = dict(tensors_of(mib)), None
 
     def fetch(self, refs: "list[ray.ObjectRef[Any]]") -> int:
         """Fetch the weights. Returns their bytes."""
         return int(ray.get(refs[0]).nbytes)
 
     def receive(self, offer: Offer) -> str:
-        return self._receiver.receive(offer, self._targets).way
+        held, self._held = self._held, None
+        found = self._receiver.receive(offer, self._targets, held)
+        self._held = WeightsManifest(offer.version, found.checksum, offer.tensors, offer.total_bytes)
+        return found.way
 
     def take(self, tensor: Any) -> int:
         return int(tensor.numel())
@@ -155,19 +171,30 @@ def rounds_of(
     def by_store() -> None:
         ray.get([sink.fetch.remote(refs) for sink in sinks], timeout=LIMIT_S)
 
-    def by_broadcast() -> None:
+    delta_bytes: list[int] = []  # of the rounds by changes
+
+    def by_broadcast(changes: bool = False) -> None:
         number = next(numbers)
         named = replace(offer, name=str(number), version=number)
-        sending = source.send.remote(number, many)
+        sending = source.send.remote(number, many, changes)
         taken = ray.get([s.receive.remote(replace(named, receiver=i)) for i, s in enumerate(sinks)], timeout=LIMIT_S)
-        assert set(taken) == {"broadcast"} == set(ray.get(sending, timeout=LIMIT_S))
+        sent: Sent = ray.get(sending, timeout=LIMIT_S)
+        assert set(sent.ways) == {"broadcast"}
+        assert set(taken) == {"delta" if sent.delta_bytes else "broadcast"}
+        if changes:
+            delta_bytes.append(sent.delta_bytes)
 
     def by_transport() -> None:
         tensor = source.tensor.remote()
         taken = ray.get([sink.take.remote(tensor) for sink in sinks], timeout=LIMIT_S)
         assert set(taken) == {offer.total_bytes}
 
-    calls: dict[str, Callable[[], None]] = {"store": by_store, "broadcast": by_broadcast, "transport": by_transport}
+    calls: dict[str, Callable[[], None]] = {
+        "store": by_store,
+        "broadcast": by_broadcast,
+        "changes": partial(by_broadcast, True),
+        "transport": by_transport,
+    }
     rows = []
     for way in ways:
         before, seconds, puts = moved() if way == "store" else {}, [], []
@@ -176,6 +203,8 @@ def rounds_of(
                 start_s = time.perf_counter()
                 refs = ray.get(source.put.remote(), timeout=LIMIT_S)
                 puts.append(time.perf_counter() - start_s)
+            if way == "changes":
+                ray.get(source.change.remote(next(numbers)), timeout=LIMIT_S)
             start_s = time.perf_counter()
             calls[way]()
             seconds.append(time.perf_counter() - start_s)
@@ -187,6 +216,8 @@ def rounds_of(
             "warm_s": round(median(seconds[1:]), 4),
             "gb_s": round(many * mib * 2**20 / median(seconds[1:]) / 1e9, 2),
         }
+        if way == "changes":
+            row["whole_bytes"], row["delta_bytes"] = offer.total_bytes, int(median(delta_bytes[1:]))
         if way == "store":
             row["put_s"] = round(median(puts[1:]), 4)
             row |= fan_out(before, rounds + 1, mib, many)

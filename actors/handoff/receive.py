@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 
 from actors.handoff.board import Board, Excuse, connect, now_and_then, own_address, place_of
+from actors.handoff.changes import Changer, Layout
 from actors.handoff.group import BroadcastGroup
 from actors.handoff.send import COME_S, FORM_S, PATIENCE_S
 from actors.handoff.window import opened
 from contracts.handoff import HandOffError, Offer, Received
+from models.manifest import WeightsManifest
 from models.pieces import PieceSums, Scatter
 
 _PATIENCE = 6  # times the learner's, which may be waiting for another engine or for a group to form
@@ -37,16 +39,18 @@ class Receiver:
         self._store = ""  # address of the client's store
         self._client: Any = None
 
-    def receive(self, offer: Offer, targets: Mapping[str, Tensor]) -> Received:
-        """Fill `targets`, by the names of the offer, in place, after a comparison of names, shapes and dtypes. Raises
-        HandOffError, which says whether anything was written."""
+    def receive(self, offer: Offer, targets: Mapping[str, Tensor], held: WeightsManifest | None = None) -> Received:
+        """Fill `targets`, by the names of the offer, in place, after a comparison of names, shapes and dtypes. `held`:
+        what they hold, bit for bit, so that only what changed needs to come. Raises HandOffError, which says whether
+        anything was written."""
         try:
             if missing := sorted(targets.keys() - {spec.name for spec in offer.tensors}):
                 raise ValueError(f"{missing[0]} (and {len(missing) - 1} more) does not come")
             scatter = Scatter(offer.tensors, targets)
         except (KeyError, ValueError) as error:
             raise self.refused(offer, error) from error
-        return self.receive_into(offer, scatter)
+        holds = f"{held.checksum:x}" if held is not None and held.tensors == offer.tensors else ""
+        return self.receive_into(offer, scatter, holds, targets)
 
     def refused(self, offer: Offer, error: Exception) -> HandOffError:
         """Report that the engine's tensors differ, and return the error to raise."""
@@ -54,10 +58,13 @@ class Receiver:
         self._board(offer).say(f"here/{offer.receiver}", {"refuses": reason})
         return HandOffError(reason)
 
-    def receive_into(self, offer: Offer, sink: PieceSink) -> Received:
-        """Give `sink` every piece. Raises HandOffError, which says whether anything was written."""
+    def receive_into(
+        self, offer: Offer, sink: PieceSink, holds: str = "", targets: Mapping[str, Tensor] | None = None
+    ) -> Received:
+        """Give `sink` every piece. `holds`: checksum of the offer's buffer as `targets` make it now, in hexadecimal.
+        Raises HandOffError, which says whether anything was written."""
         board = self._board(offer)
-        here = {"token": self._token, "place": place_of(self._device), "device": self._device.type}
+        here = {"token": self._token, "place": place_of(self._device), "device": self._device.type, "holds": holds}
         board.say(f"here/{offer.receiver}", here)
         board.wait(["plan"], "the learner's plan", COME_S + _PATIENCE * PATIENCE_S)
         plan = board.read("plan")
@@ -71,13 +78,22 @@ class Receiver:
             case why:
                 raise HandOffError(f"the learner left this engine out: {why}")
         sums, began = PieceSums(), False
+        changer = None
+        if plan["changes"] and way == "broadcast" and targets is not None:
+            way, pieces = "delta", iter(())
+            changer = Changer(Layout(offer.tensors, offer.total_bytes, plan["piece_bytes"]), targets)
         try:
+            if changer is not None:
+                for number, header, body in self._changes(board, offer, plan, changer):
+                    began |= body.numel() > 0
+                    changer.take(number, header, body)
             for piece in pieces:
                 began = True
                 sums.add(piece)
                 sink.take(piece)
             board.wait(["sum"], "the learner's checksum", _PATIENCE * PATIENCE_S, self._excuse(board, offer))
-            checksum, sent = sums.value(), int(board.read("sum"), 16)
+            checksum = sums.value() if changer is None else changer.checksum()
+            sent = int(board.read("sum"), 16)
             if checksum != sent:
                 raise HandOffError(f"checksum {checksum:#x} came, {sent:#x} was sent")
         except (HandOffError, torch.OutOfMemoryError) as error:
@@ -109,12 +125,35 @@ class Receiver:
                 torch.cuda.current_stream(self._device).synchronize()  # from here on it may be overwritten
             board.say(f"taken/{offer.receiver}/{number}")
 
-    def _broadcast(self, board: Board, offer: Offer, plan: dict[str, Any], count: int) -> Iterator[Tensor]:
-        members, excuse = plan["members"], self._excuse(board, offer)
+    def _changes(
+        self, board: Board, offer: Offer, plan: dict[str, Any], changer: Changer
+    ) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """Yield each piece's number, header on the host, and body; the body stays valid until the next is requested."""
+        device, excuse = self._join(offer, plan), self._excuse(board, offer)
+        room = torch.empty(plan["piece_bytes"], dtype=torch.uint8, device=device)
+
+        def received(into: Tensor) -> Tensor:
+            if into.numel():
+                self._group.start(into)
+                self._group.finish(_PATIENCE * PATIENCE_S, excuse)
+            return into
+
+        for number in range(-(-offer.total_bytes // plan["piece_bytes"])):
+            header = torch.empty(changer.header_bytes(number), dtype=torch.uint8, device=device)
+            header = received(header).cpu()
+            yield number, header, received(room[: changer.body_bytes(number, header)])
+
+    def _join(self, offer: Offer, plan: dict[str, Any]) -> torch.device:
+        """Form the broadcast's group. Returns the device of its tensors."""
+        members = plan["members"]
         device = self._device if plan["device"] == "cuda" else torch.device("cpu")
         rank, size = 1 + members.index(offer.receiver), 1 + len(members)
         host = own_address(offer.store)
         self._group.form(self._client, plan["group"], rank, size, host=host, device=device, limit_s=FORM_S[device.type])
+        return device
+
+    def _broadcast(self, board: Board, offer: Offer, plan: dict[str, Any], count: int) -> Iterator[Tensor]:
+        device, excuse = self._join(offer, plan), self._excuse(board, offer)
         two = [torch.empty(plan["piece_bytes"], dtype=torch.uint8, device=device) for _ in range(2)]
 
         def start(number: int) -> None:

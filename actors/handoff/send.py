@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from actors.handoff.board import Board, Excuse, connect, now_and_then, own_address, place_of
+from actors.handoff.changes import Before
 from actors.handoff.group import BroadcastGroup
 from actors.handoff.window import Window
 from contracts.handoff import HandOffError, Sent, Terms
@@ -27,7 +28,8 @@ Layout = tuple[Sequence[TensorSpec], int]
 
 
 class Sender:
-    """Sender of one rank. It keeps its broadcast group for further hand-offs."""
+    """Sender of one rank. It keeps its broadcast group for further hand-offs; to send only changes, also a copy of what
+    it sent last."""
 
     def __init__(self, index: int, size: int, device: torch.device, store: str) -> None:
         """`store`: host:port of rank 0's store."""
@@ -35,6 +37,7 @@ class Sender:
         self._client: Any = None
         self._group = BroadcastGroup()
         self._tokens: list[str] = []  # of the group's members
+        self._before = Before(device)
 
     def send(self, terms: Terms, layout: Layout, tensors: Iterator[tuple[str, Tensor]]) -> Sent | None:
         """Send `tensors` (as in models.pieces.in_pieces) and return the result on rank 0.
@@ -42,7 +45,8 @@ class Sender:
         Failures of receivers are part of the result: they never raise."""
         start_s = time.monotonic()
         specs, total_bytes = layout
-        ways, sums = ["nobody came"] * terms.receivers, PieceSums()
+        ways, sums, whole = ["nobody came"] * terms.receivers, PieceSums(), ""
+        before: Before | None = None
         outlets: list[_Shared | _Broadcast] = []
         window: Window | None = None
         board: Board | None = None
@@ -51,14 +55,19 @@ class Sender:
             try:
                 self._client = self._client or connect(self._address)
                 board = Board(self._client, terms.name, terms.limit_s)
-                plan = self._plan(board, terms, piece_bytes)
+                plan = self._plan(board, terms, piece_bytes, specs)
                 ways = plan["ways"]
                 mine = [i for i, rank in enumerate(plan["ranks"]) if rank == self._index]
                 if mine:
                     window = Window(self._device, piece_bytes)
                     outlets.append(_Shared(board, window, self._index, mine))
                 if self._index == 0 and plan["members"]:
-                    outlets.append(_Broadcast(board, self._group, plan, self._client, own_address(self._address)))
+                    whole = self._before.begin(specs, total_bytes, piece_bytes) if terms.changes else ""
+                    if terms.changes and not whole:
+                        whole, before = plan["whole"], self._before
+                    changes = before if plan["changes"] else None
+                    host = own_address(self._address)
+                    outlets.append(_Broadcast(board, self._group, plan, self._client, host, changes))
             except HandOffError as error:
                 ways = [f"{way}: {error}" if way in ("ipc", "broadcast") else str(error) for way in ways]
                 if board is not None:
@@ -74,18 +83,28 @@ class Sender:
                         torch.cuda.current_stream(self._device).synchronize()  # others read it without this stream
                     for outlet in outlets:
                         outlet.give(number, piece)
+                    if before is not None:
+                        before.replace(number, piece)
                     for outlet in outlets if number else ():
                         outlet.reclaim(number - 1)
                 for outlet in outlets if number >= 0 else ():
                     outlet.reclaim(number)
             if self._index != 0:
                 return None
+            checksum = sums.value()
+            if before is not None:
+                before.end(checksum)
+            else:
+                self._before.drop()  # no engine will hold what it holds
             sent = Sent(
                 version=terms.version,
-                checksum=sums.value(),
+                checksum=checksum,
                 total_bytes=total_bytes,
                 seconds=time.monotonic() - start_s,
                 ways=tuple(ways),
+                delta_bytes=before.sent_bytes if before is not None else 0,
+                changed=before.share if before is not None and before.sent_bytes else 1.0,
+                whole=whole,
             )
             if board is not None:
                 _tell(board, "sum", f"{sent.checksum:x}")
@@ -95,7 +114,7 @@ class Sender:
             if window is not None:
                 window.close()
 
-    def _plan(self, board: Board, terms: Terms, piece_bytes: int) -> dict[str, Any]:
+    def _plan(self, board: Board, terms: Terms, piece_bytes: int, specs: Sequence[TensorSpec]) -> dict[str, Any]:
         """Return the way for each receiver. Rank 0 decides once all have reported, or time is up."""
         board.say(f"rank/{self._index}", place_of(self._device))
         if self._index != 0:
@@ -105,7 +124,8 @@ class Sender:
         end_s = time.monotonic() + COME_S
         board.wait([f"rank/{rank}" for rank in range(self._size)], "a rank of the learner", COME_S)
         places = [board.read(f"rank/{rank}") for rank in range(self._size)]
-        ways, ranks, members, kinds = [], [], [], [self._device.type]
+        ways, ranks, members, kinds, others = [], [], [], [self._device.type], []
+        base = self._before.checksum if terms.changes and self._before.fits(specs) else None
         for receiver in range(terms.receivers):
             way, rank = "", -1
             try:
@@ -119,6 +139,8 @@ class Sender:
                     way = "broadcast"
                     members.append((here["token"], receiver))
                     kinds.append(here["device"])
+                    if base is not None and here["holds"] != f"{base:x}":
+                        others.append(receiver)
                 else:
                     way = "no rank of the learner is on its device, and the way is ipc"
             except HandOffError as error:
@@ -135,6 +157,8 @@ class Sender:
             "group": kept or terms.name,
             "device": "cuda" if set(kinds) == {"cuda"} else "cpu",
             "piece_bytes": piece_bytes,
+            "changes": base is not None and not others,
+            "whole": f"engine {others[0]} does not hold the weights that were sent before" if others else "",
         }
         board.say("plan", plan)
         return plan
@@ -174,7 +198,17 @@ class _Shared:
 class _Broadcast:
     """Sends to all others, from rank 0."""
 
-    def __init__(self, board: Board, group: BroadcastGroup, plan: dict[str, Any], store: Any, host: str) -> None:
+    def __init__(
+        self,
+        board: Board,
+        group: BroadcastGroup,
+        plan: dict[str, Any],
+        store: Any,
+        host: str,
+        changes: Before | None = None,
+    ) -> None:
+        """`changes`: send only the differences from this buffer."""
+        self._changes = changes
         self._board, self._group, self._members = board, group, plan["members"]
         self._device = torch.device(plan["device"])
         self._active, self._started = True, -1
@@ -186,9 +220,12 @@ class _Broadcast:
     def give(self, number: int, piece: Tensor) -> None:
         if not self._active:
             return
+        parts = [piece] if self._changes is None else list(self._changes.encoded(number, piece))
         with self._guarded():
-            self._group.finish(PATIENCE_S, self._gone)
-            self._group.start(piece if piece.device.type == self._device.type else piece.to(self._device))
+            for part in parts:
+                if part.numel():
+                    self._group.finish(PATIENCE_S, self._gone)
+                    self._group.start(part if part.device.type == self._device.type else part.to(self._device))
             self._started = number
 
     def reclaim(self, number: int) -> None:

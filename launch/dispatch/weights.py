@@ -24,7 +24,7 @@ class Handed:
     """The result of a hand-over."""
 
     sent: Sent
-    ways: Mapping[str, int]  # workers by way: ipc, broadcast, store
+    ways: Mapping[str, int]  # workers by way: ipc, broadcast, delta (of a broadcast), store
     reasons: Mapping[str, str]  # by worker whose offer failed
 
 

@@ -13,11 +13,17 @@ _IN_VAIN = 3  # updates in a row whose delta was larger; then `auto` stops looki
 
 
 class DeltaChoice:
-    """The choice of `cluster.weights_delta`, for weights that go through the object store."""
+    """The choice of `cluster.weights_delta`."""
 
     def __init__(self, wanted: Literal["auto", "never", "always"], observer: Observer) -> None:
         self._wanted, self._observer = wanted, observer
         self._in_vain = 0
+
+    @property
+    def by_broadcast(self) -> bool:
+        """Whether a broadcast sends only what changed. Rank 0 then keeps another copy of the weights on its device, so
+        `auto` does not."""
+        return self._wanted == "always"
 
     def share(self, *, elsewhere: bool) -> float:
         """Return the largest delta that the learner may make, as a share of the whole; 0: it need not look.

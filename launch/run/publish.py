@@ -110,11 +110,17 @@ class Publisher:
 
     def _by_pieces(self, version: int, way: Way, masters: bool) -> Published:
         start_s = time.monotonic()
+        changes = self._deltas is not None and self._deltas.by_broadcast
         with self._context.learner_span("publish"):
             handed = self._learner.call(
                 lambda group: self._dispatcher.hand_over(
                     lambda receivers: group.send(
-                        version, receivers=receivers, way=way, limit_s=self._limit_s, masters=masters
+                        version,
+                        receivers=receivers,
+                        way=way,
+                        limit_s=self._limit_s,
+                        masters=masters,
+                        changes=changes,
                     ),
                     to_trainers=self._to_trainers,
                 )
@@ -131,8 +137,15 @@ class Publisher:
                 "they go through the object store (cluster.weights)",
             )
         sent = handed.sent
+        if sent.whole:
+            self._context.observer.event(
+                "weights_delta_refused", f"{sent.whole}: all of version {version} was broadcast"
+            )
         seconds = {"publish": sent.seconds, "sync": max(0.0, time.monotonic() - start_s - sent.seconds)}
-        return Published(seconds, self._metrics(sent.total_bytes, dict(handed.ways)))
+        metrics = self._metrics(sent.total_bytes, dict(handed.ways))
+        if sent.delta_bytes:
+            metrics |= {"weights/delta_bytes": float(sent.delta_bytes), "weights/changed": sent.changed}
+        return Published(seconds, metrics)
 
     def _tell(self, ways: Mapping[str, int], failures: Mapping[str, str]) -> None:
         """Report once, when the first weights have arrived. `failures`: by worker that did not get them as chosen."""

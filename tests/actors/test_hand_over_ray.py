@@ -29,7 +29,6 @@ from models.manifest import WeightsManifest
 from tests.actors.statuses import statuses
 from tests.actors.test_native_ray import Answer, answers, asked, child_pids
 from tests.engine.support import tiny_model
-from tests.params import long
 
 pytestmark = pytest.mark.ray
 
@@ -87,17 +86,26 @@ def hold(dispatcher: DispatcherAlone, version: int) -> bool:
     return all(status.weights_version == version for status in statuses(dispatcher).values())
 
 
-@pytest.mark.parametrize("way", ["broadcast", *long("ipc")])
+@pytest.mark.parametrize(
+    ("way", "changes"),
+    [
+        ("broadcast", True),
+        pytest.param("broadcast", False, marks=pytest.mark.long),
+        pytest.param("ipc", False, marks=pytest.mark.long),
+    ],
+)
 def test_engines_sample_what_they_would_with_weights_from_the_store(
-    way: Way, model_dir: Path, learner: LearnerGroup, expected: Answer
+    way: Way, changes: bool, model_dir: Path, learner: LearnerGroup, expected: Answer
 ) -> None:
     events: list[tuple[str, str]] = []
     with workers(2, model_dir, events) as dispatcher:
         for version in (3, 4):
             handed = dispatcher.hand_over(
-                lambda n, version=version: learner.send(version, receivers=n, way=way, limit_s=LIMIT_S)
+                lambda n, version=version: learner.send(version, receivers=n, way=way, limit_s=LIMIT_S, changes=changes)
             )
-            assert (handed.ways, handed.reasons) == ({way: 2, "store": 0}, {})
+            expected_way = "delta" if changes and version == 4 else way
+            assert (handed.ways, handed.reasons) == ({expected_way: 2, "store": 0}, {})
+            assert (0 < handed.sent.delta_bytes < handed.sent.total_bytes / 20) == (expected_way == "delta")
             assert hold(dispatcher, version)
         assert sampled(dispatcher) == expected
         dispatcher.join("late")  # gets what the learner keeps in the store

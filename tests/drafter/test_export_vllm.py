@@ -111,7 +111,7 @@ def test_vllm_accepts_what_our_engine_accepts(tmp_path: Path, method: Literal["e
 
     done = export_drafter(tmp_path / "drafter", tmp_path / "target", tmp_path / "exported")
     assert done.method == method
-    theirs = decode_with_vllm(tmp_path, method, prompts)
+    theirs = decode_with_vllm(tmp_path, method, prompts, tmp_path / "exported")
     assert theirs["tokens"] == [plain[i].tokens.tolist() for i in range(PROMPTS)]
     np.testing.assert_allclose(np.array(theirs["accepted"]) / theirs["drafts"], accepted, atol=0.02)
     print(
@@ -119,10 +119,10 @@ def test_vllm_accepts_what_our_engine_accepts(tmp_path: Path, method: Literal["e
     )
 
 
-def decode_with_vllm(folder: Path, method: str, prompts: list[np.ndarray]) -> dict[str, Any]:
+def decode_with_vllm(folder: Path, method: str, prompts: list[np.ndarray], drafter: Path) -> dict[str, Any]:
     job = {
         "target": str(folder / "target"),
-        "drafter": str(folder / "exported"),
+        "drafter": str(drafter),
         "method": method,
         "depth": DEPTH,
         "prompts": [prompt.tolist() for prompt in prompts],

@@ -291,7 +291,7 @@ def test_an_eagle_1_head_is_told_apart(target: Transformer, tmp_path: Path) -> N
         load_eagle(tmp_path / "head", target.config, **SETTINGS)
 
 
-def _speculators(*arguments: str) -> None:
+def speculators(*arguments: str) -> None:
     script = Path(__file__).with_name("speculators_run.py")
     done = subprocess.run(
         [os.environ["PACELINE_SPECULATORS_PYTHON"], str(script), *arguments],
@@ -309,13 +309,13 @@ def _speculators(*arguments: str) -> None:
 @pytest.mark.skipif("PACELINE_SPECULATORS_PYTHON" not in os.environ, reason="it names no interpreter with speculators")
 def test_speculators_computes_the_same(target: Transformer, folder: Path) -> None:
     """Heads that it makes are read, those written here are loaded by it, and logits of three passes agree to 1e-5."""
-    _speculators("make", str(folder), json.dumps(IDS), str(VOCAB))
+    speculators("make", str(folder), json.dumps(IDS), str(VOCAB))
     heads = sorted((folder / "made").iterdir())
     assert len(heads) == 5
     for head in heads:
         export_drafter(head, folder / "target", folder / "written" / head.name, form="speculators")
     for name in ("made", "written"):
-        _speculators("logits", str(folder), name, str(VOCAB))
+        speculators("logits", str(folder), name, str(VOCAB))
         for head in heads:
             model, theirs = loaded(head, target), load_file(folder / "theirs" / f"{name}_{head.name}.safetensors")
             with torch.no_grad():

@@ -48,9 +48,9 @@ class Meeting:
         receiver._client = connect(self.address)
         return receiver
 
-    def terms(self, receivers: int, way: Way = "auto", version: int = 1) -> Terms:
+    def terms(self, receivers: int, way: Way = "auto", version: int = 1, *, changes: bool = False) -> Terms:
         name = f"{version}.{next(_names)}"
-        return Terms(name=name, version=version, receivers=receivers, way=way, limit_s=LIMIT_S)
+        return Terms(name=name, version=version, receivers=receivers, way=way, limit_s=LIMIT_S, changes=changes)
 
     def offer(self, terms: Terms, receiver: int, manifest: WeightsManifest) -> Offer:
         return Offer(
@@ -71,10 +71,12 @@ class Meeting:
         targets: list[dict[str, Tensor]],
         *,
         tensors: Callable[[int], Iterator[tuple[str, Tensor]]] | None = None,
+        held: "list[WeightsManifest | None] | None" = None,
     ) -> tuple[list[Sent | None], list[Received | HandOffError | None]]:
-        """What each rank sent and each receiver got; None: a receiver that did not come."""
+        """What each rank sent and each receiver got; None: a receiver that did not come. `held`: what each holds, if
+        only changes are wanted."""
         manifest, _ = pack(weights, 1)
-        terms = self.terms(len(receivers), way)
+        terms = self.terms(len(receivers), way, changes=held is not None)
         sent: list[Sent | None] = [None] * len(self.senders)
         got: list[Received | HandOffError | None] = [None] * len(receivers)
 
@@ -86,7 +88,8 @@ class Meeting:
         def receive(index: int, receiver: Receiver) -> None:
             threading.current_thread().name = f"receiver {index}"
             try:
-                got[index] = receiver.receive(self.offer(terms, index, manifest), targets[index])
+                holds = held[index] if held is not None else None
+                got[index] = receiver.receive(self.offer(terms, index, manifest), targets[index], holds)
             except HandOffError as error:
                 got[index] = error
 

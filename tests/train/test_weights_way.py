@@ -40,20 +40,20 @@ def test_losses_are_bitwise_those_of_one_process(runs: Runs, ray_head: str, alon
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("quantization", ["none", "w8a8"])
 def test_losses_are_bitwise_the_same_by_what_changed(runs: Runs, ray_head: str, quantization: str) -> None:
+    """By the store and by a broadcast."""
     settings = ["run.steps=3", "rollout.workers=2", "model.dtype=bfloat16", "learner.optimizer.lr=1e-6"]
     settings += [f"rollout.quantization={quantization}", "eval.every=0"]
     whole = runs.run(f"whole-{quantization}", *settings)
-    steps = runs.run(f"by-delta-{quantization}", *settings, "cluster.weights_delta=always")
-    assert numbers(steps) == numbers(whole)
-    assert runs.texts(f"by-delta-{quantization}") == runs.texts(f"whole-{quantization}")
     assert [row["weights/by_delta"] for row in whole] == [0, 0, 0]
-    assert [row["weights/by_delta"] for row in steps] == [
-        2,
-        2,
-        2,
-    ]  # the initial ones, before the first step, were whole
-    assert all(0 < row["weights/delta_bytes"] < row["weights/bytes"] / 5 for row in steps)
-    assert "weights_delta_refused" not in (runs.root / f"by-delta-{quantization}/events.jsonl").read_text()
+    for way in ("store", "broadcast"):
+        name = f"by-delta-{way}-{quantization}"
+        steps = runs.run(name, *settings, "cluster.weights_delta=always", f"cluster.weights={way}")
+        assert numbers(steps) == numbers(whole)
+        assert runs.texts(name) == runs.texts(f"whole-{quantization}")
+        assert [row["weights/by_delta"] for row in steps] == [2, 2, 2]  # before the first step they were whole
+        assert all(0 < row["weights/delta_bytes"] < row["weights/bytes"] / 5 for row in steps)
+        assert "weights_delta_refused" not in (runs.root / name / "events.jsonl").read_text()
+        print(f"{name}: {[(row['weights/delta_bytes'], row['weights/bytes']) for row in steps]}")
 
 
 @pytest.mark.long

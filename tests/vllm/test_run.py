@@ -64,6 +64,21 @@ def test_a_low_bit_run_agrees_with_a_learner_that_mirrors_it(runs: Runs) -> None
         assert row["logprob_gap/mean"] < 0.2 * other["logprob_gap/mean"]
 
 
+def test_weights_come_as_what_changed(runs: Runs) -> None:
+    """Through the store, which is vLLM's way. With a generator for each request the tokens are those of full copies."""
+    small = ("run.steps=2", "model.dtype=bfloat16", "learner.optimizer.lr=1e-6", "eval.every=0")
+    options = (*ENGINE, *small, "rollout.engine.seeded_requests=true", "rollout.speculation.mode=off")
+    whole = runs.run("vllm-whole", *options, "cluster.weights_delta=never")
+    steps = runs.run("vllm-delta", *options, "cluster.weights_delta=always")
+    for row, other in zip(steps, whole, strict=True):
+        assert row["weights/by_delta"] == 1
+        assert 0 < row["weights/delta_bytes"] < row["weights/bytes"] / 5
+        assert (row["loss/mean"], row["reward/mean"]) == (other["loss/mean"], other["reward/mean"])
+    assert runs.texts("vllm-delta") == runs.texts("vllm-whole")
+    assert "weights_delta_refused" not in {event["kind"] for event in events(runs.root / "vllm-delta")}
+    print([(row["weights/delta_bytes"], row["weights/bytes"]) for row in steps])
+
+
 def test_another_architecture_learns(runs: Runs) -> None:
     """A learner of transformers' and vLLM's engine, through the program."""
     shutil.copytree(runs.root / "model", runs.root / "mistral")

@@ -195,6 +195,7 @@ class NativeEngine(BatchEngine):
         self._plan_graphs(policy)
         self._progress_every_tokens = options.progress_every_tokens
         self._model, self._low_bit, self._adapter_base = model, model.low_bit, adapter_base
+        self._held: WeightsManifest | None = None  # of the buffer that the parameters hold, bit for bit
         self._receiver: Receiver | None = None  # made at the first offer of weights
         self._half_loaded = False
         self._followers = followers
@@ -228,6 +229,7 @@ class NativeEngine(BatchEngine):
         """See BatchEngine. An engine that started in a low-bit format accepts weights in that format or in full
         precision. Adapters are merged into the initial weights, in the initial format."""
         start_s, begin_s = self._clock(), 0.0 if self._pacer is None else self._pacer.clock()
+        self._held = None
         if are_adapters(manifest.tensors):
             self._merge(dict(unpack(manifest, buffer)))  # computes and checks the checksum
         elif isinstance(self._model, RankTransformer) and self._followers is not None:
@@ -235,6 +237,7 @@ class NativeEngine(BatchEngine):
         else:
             with self._model.storing(self._form_of(manifest.tensors)):
                 load_packed(self._model, manifest, buffer)  # also checks it
+            self._held = manifest
         return self._holds(manifest.version, manifest.checksum, start_s, begin_s)
 
     def receive_weights(self, offer: Offer) -> WeightsLoaded:
@@ -243,6 +246,7 @@ class NativeEngine(BatchEngine):
         start_s, begin_s = self._clock(), 0.0 if self._pacer is None else self._pacer.clock()
         if self._receiver is None:
             self._receiver = Receiver(next(self._model.parameters()).device)
+        held, self._held = self._held, None
         try:
             if adapters := are_adapters(offer.tensors):
                 room = room_for(offer.tensors, next(self._model.parameters()).device)
@@ -252,9 +256,12 @@ class NativeEngine(BatchEngine):
                 received = self._receive_parts(self._receiver, offer, self._followers, self._model)
             else:
                 with self._model.storing(self._form_of(offer.tensors)):
-                    received = self._receiver.receive(offer, hf_targets(self._model))
+                    received = self._receiver.receive(offer, hf_targets(self._model), held)
+                self._held = WeightsManifest(offer.version, received.checksum, offer.tensors, offer.total_bytes)
         except (HandOffError, torch.OutOfMemoryError) as error:  # OutOfMemoryError: no memory for another precision
-            self._half_loaded |= isinstance(error, HandOffError) and error.began and not adapters
+            began = isinstance(error, HandOffError) and error.began
+            self._held = None if began else held
+            self._half_loaded |= began and not adapters
             seconds = self._clock() - start_s
             return WeightsLoaded(
                 version=self._version,
