@@ -64,6 +64,7 @@ def test_a_low_bit_run_agrees_with_a_learner_that_mirrors_it(runs: Runs) -> None
         assert row["logprob_gap/mean"] < 0.2 * other["logprob_gap/mean"]
 
 
+@pytest.mark.long
 def test_weights_come_as_what_changed(runs: Runs) -> None:
     """Through the store, which is vLLM's way. With a generator for each request the tokens are those of full copies."""
     small = ("run.steps=2", "model.dtype=bfloat16", "learner.optimizer.lr=1e-6", "eval.every=0")
