@@ -2,9 +2,9 @@
 
 Owns `results/triton_kernels.json`. Compiles every launch of the engine at the shapes of Qwen2.5 0.5B, 1.5B and 7B, from
 the launchers' own plans over meta tensors, for sm_80 and sm_90 (fp8: sm_90), and reads the machine code: registers,
-bytes of spills, shared memory, 128-bit loads, tensor core instructions; of low-bit kernels PTX's float32 arithmetic. It
-times nothing and runs nothing. The committed record changes when a kernel, its shapes or the compiler does. Do not run
-it with TRITON_INTERPRET.
+bytes of spills, shared memory, 128-bit loads, tensor core instructions; of low-bit kernels PTX's float32 arithmetic and
+instructions per weight. It times nothing and runs nothing. The committed record changes when a kernel, its shapes or
+the compiler does. Do not run it with TRITON_INTERPRET.
 """
 
 import re
@@ -34,6 +34,7 @@ from models.ops.triton.work import SPLIT_TOKENS
 
 ARCHITECTURES = (80, 90)
 ROWS, REQUESTS, BLOCK_TOKENS, SLOTS, POSITIONS, CONTEXT = 64, 8, 16, 4096, 32_768, 32_768
+_TENSOR_CORE = re.compile(r"\b(?:HMMA|HGMMA|IMMA|IGMMA|QMMA|QGMMA)\.")
 _TOOL = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 
 
@@ -131,7 +132,9 @@ def _low_bit_plans(shape: dict[str, Any], empty: Callable[..., Tensor]) -> Itera
             zeros = empty(outputs, groups, kind=torch.uint8) if form.asymmetric else None
             of_weight = weight, empty(outputs, groups, kind=torch.float32), zeros, empty(outputs)
             out, of_tokens = empty(rows, outputs), scales if kind in eight.values() else None
-            plan = low_bit.plan_low_bit_linear(x, of_tokens, *of_weight, out)
+            plan = low_bit.plan_low_bit_linear(
+                x, of_tokens, *of_weight, out, empty(low_bit._SPLIT_PROGRAMS, kind=torch.int32)
+            )
             yield from zip((f"{form.name}, {rows} x {outputs} x {inputs}",), plan, strict=True)
             if rows == ROWS and form.name in ("w8a8", "fp8"):
                 plan = low_bit.plan_quantise_tokens(empty(rows, inputs), x, scales)
@@ -184,8 +187,8 @@ def compiled(launch: Launch, architecture: int) -> dict[str, Any]:
         "products": ", ".join(
             sorted(set(re.findall(r"#(?:mma|blocked)\w* = (#ttg\.nvidia_mma<.*>)", found.asm["ttgir"])))
         ),
-        "tensor_core": len(re.findall(r"\b(?:HMMA|HGMMA|IMMA|IGMMA|QMMA|QGMMA)\.", code)),
-    } | ({"float32": _float32(found.asm["ptx"])} if kernel in LOW_BIT else {})
+        "tensor_core": len(_TENSOR_CORE.findall(code)),
+    } | ({"float32": _float32(found.asm["ptx"]), "per_weight": _per_weight(launch, code)} if kernel in LOW_BIT else {})
 
 
 def _buffers(ttgir: str) -> int:
@@ -203,7 +206,29 @@ def _dumped(what: str, path: str) -> str:
     return subprocess.run([_TOOL, what, path], capture_output=True, text=True, check=True).stdout
 
 
-LOW_BIT = (low_bit_kernels.quantise_tokens, low_bit_kernels.multiply_bytes, low_bit_kernels.multiply_nibbles)
+LOW_BIT = (
+    low_bit_kernels.quantise_tokens,
+    low_bit_kernels.multiply_bytes,
+    low_bit_kernels.multiply_nibbles,
+    low_bit_kernels.multiply_unpacked,
+)
+
+
+def _per_weight(launch: Launch, code: str) -> float:
+    """Return the instructions of a thread in the loop of products, for each weight that it multiplies; 0 without a
+    loop."""
+    found = re.findall(r"/\*([0-9a-f]{4,})\*/\s+([^;]*);", code)
+    instructions = {int(address, 16): text for address, text in found}
+    per_step = launch.constants.get("GROUP", launch.constants.get("TILE_DEPTH", 0))
+    weights: float = launch.constants.get("TILE_COLUMNS", 0) * per_step / (32 * launch.warps)
+    for address, text in instructions.items():
+        back = re.search(r"\bBRA\b.*0x([0-9a-f]+)", text)
+        if back is None or int(back[1], 16) >= address:
+            continue
+        loop = [text for place, text in instructions.items() if int(back[1], 16) <= place <= address]
+        if any(_TENSOR_CORE.search(text) for text in loop):
+            return round(len(loop) / weights, 2)
+    return 0.0
 
 
 def table(sizes: Sequence[str], architectures: Sequence[int]) -> list[dict[str, Any]]:

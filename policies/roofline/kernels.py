@@ -16,6 +16,7 @@ Part = Literal["weights", "kv", "sampling", "rest"]
 # Of the paged attention kernel (models/ops/triton/launch.py; a test holds them equal): tokens of the context that one
 # block walks, rows of a tile, the most partial results, and programs that walk a work list.
 SPLIT_TOKENS, _TILE, _PARTIAL_BYTES, _PROGRAMS = 256, 32, 256 << 20, 396
+_SPLIT_PROGRAMS = 264  # of products in few bits
 _INDEX_BYTES = 8
 _LOGIT_BYTES = 4  # float32 on CUDA
 
@@ -27,6 +28,16 @@ class Walk:
     blocks: int
     keys: int
     rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """The weights of a product in few bits, read by `programs`, of which each has asked for `under_way` bytes that did
+    not arrive yet. With splits, sums are added once all have ended."""
+
+    programs: int
+    under_way: int
+    splits: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +52,9 @@ class Kernel:
     launches: int = 1
     product: tuple[int, int, int] | None = None  # (m, n, k) of a matrix product: [m, k] times [k, n]
     speed: float = 1.0  # of its flops, relative to bfloat16
-    unpacked: int = 0  # weights unpacked from four bits, by ordinary instructions
+    unpacked: float = 0.0  # instructions that unpack weights of four bits, per weight of a thread
     walk: Walk | None = None
+    stream: Stream | None = None
 
     @property
     def moved_bytes(self) -> int:
@@ -251,7 +263,7 @@ def projection(net: Network, name: str, m: int, n: int, k: int, *, bias: bool = 
         rounded = m * (k + 4)  # plus a scale each
         yield Kernel(name="quantise_tokens", part="rest", read_bytes=tokens, write_bytes=rounded)
         tokens = rounded
-    tile_rows = 128 if net.rounds_tokens else 64  # of the kernel, which unpacks weights once per tile (launch_low_bit)
+    tile_rows, per_weight, stream = _tiled(low, m, n, k)
     yield Kernel(
         name=name,
         part="weights",
@@ -260,8 +272,37 @@ def projection(net: Network, name: str, m: int, n: int, k: int, *, bias: bool = 
         flops=2.0 * m * n * k,
         product=(m, n, k),
         speed=2.0 if net.rounds_tokens else 1.0,
-        unpacked=n * k * -(-m // tile_rows) if low.bits < 8 else 0,
+        unpacked=n * k * -(-m // tile_rows) * per_weight,
+        stream=stream,
     )
+
+
+def _tiled(low: LowBitFormat, m: int, n: int, k: int) -> tuple[int, float, Stream]:
+    """Return the rows of a kernel's tile, instructions per weight and tile, and its programs: of models/ops/triton's
+    launch_low_bit (a test holds programs equal), instructions as counted in sm_90's code (results/triton_kernels)."""
+    wide, parts, most = 64 if n >= 8192 else 32, -(-k // 128), 1
+    if low.activations == "none":
+        rows, columns = (32, 64) if m > 16 else (16, 128 if n >= 8192 else 64)
+        per_weight, under_way = (5.3 if m > 16 else 3.9), 3 * columns * 64
+        parts = low.groups(k)
+        first = -(-n // (128 if n >= 8192 else 64))
+        splits = -(-parts // -(-parts // max(1, min(_SPLIT_PROGRAMS // first, parts // 4, 16))))
+        tiles = -(-m // rows) * -(-n // columns)
+        return (
+            rows,
+            per_weight,
+            Stream(tiles * splits, under_way, splits) if tiles < _SPLIT_PROGRAMS else Stream(tiles, under_way, 1),
+        )
+    if low.activations != "int8":
+        rows, columns, buffers = 64, wide, 3
+    elif m > 64:
+        rows, columns, buffers, most = 128, 128, 2, 4
+    else:
+        rows, columns, buffers, most = (16 if m <= 16 else 32 if m <= 32 else 64), wide, 3, 16
+    tiles = -(-m // rows) * -(-n // columns)
+    eight = low.bits == 8
+    splits = max(1, min(_SPLIT_PROGRAMS // tiles, parts // 4, most)) if eight and low.activations == "int8" else 1
+    return rows, 0.0 if eight else 7.0, Stream(tiles * splits, buffers * columns * (128 if eight else 64), splits)
 
 
 def _normed(net: Network, name: str, total: int, reads: int, writes: int) -> Kernel:

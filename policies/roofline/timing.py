@@ -1,6 +1,6 @@
 """The time of kernels on a device, in milliseconds. Owns the constants and their fit; independent of engines.
 
-    kernel = max(bytes, flops, walk of its blocks, launch floor) + gap;   step = sum of kernels + host
+    kernel = max(bytes, bytes under way, flops, walk of its blocks, launch floor) + gap;   step = sum of kernels + host
 
 Bytes and flops of a matrix product overlap imperfectly: their joint time is the p-norm of both. Flops come in tiles and
 waves. The best of a few tile shapes and splits of k counts, as the libraries choose, and each wave lasts as long as one
@@ -36,9 +36,10 @@ class DeviceRates:
     eager_kernel_s: float = 10e-6
     tile_s: float  # 64 keys of a head of 128 against 64 rows of queries, by one block
     crowding: float  # factor by which another block on a multiprocessor prolongs the others' walk
-    # Per weight of four bits, by one multiprocessor of 128 lanes at 1.7 GHz: 10 instructions, as counted in sm_90's
-    # code with bfloat16 (7 with int8; 18 in sm_80's). Not fitted.
-    unpack_s: float = 4.6e-11
+    instruction_s: float = 4.6e-12  # of one thread, by one multiprocessor of 128 lanes at 1.7 GHz. Not fitted.
+    # From a load to its data, under load (an assumption): what is under way at once bounds what arrives in that time.
+    latency_s: float = 0.7e-6
+    resident: int = 3  # programs of a product in few bits at once on a multiprocessor, by registers and shared memory
     host_s: float  # per step: schedule, upload, download, the loop in Python
     request_s: float = 0.0  # per step and request
 
@@ -88,8 +89,15 @@ def busy_s(kernel: Kernel, device: Device, rates: DeviceRates) -> float:
     moving = kernel.moved_bytes / (device.bandwidth_bytes_s * rates.bandwidth_share)
     if kernel.product is not None:
         computing = product_s(*kernel.product, device, rates) / kernel.speed
-        computing += kernel.unpacked * rates.unpack_s / device.multiprocessors
-        return float((moving**rates.overlap + computing**rates.overlap) ** (1 / rates.overlap))
+        computing += kernel.unpacked * rates.instruction_s / device.multiprocessors
+        added_s = 0.0
+        if kernel.stream is not None:
+            programs = min(kernel.stream.programs, rates.resident * device.multiprocessors)
+            moving = max(moving, kernel.read_bytes * rates.latency_s / (programs * kernel.stream.under_way))
+            added_s = rates.latency_s * (
+                1 if kernel.stream.splits == 1 else 3
+            )  # first bytes; then sums, there and back
+        return float((moving**rates.overlap + computing**rates.overlap) ** (1 / rates.overlap)) + added_s
     computing = kernel.flops / (device.bf16_flops_s * rates.matmul_share)
     return max(moving, computing, 0.0 if kernel.walk is None else walk_s(kernel.walk, device, rates))
 

@@ -3,19 +3,24 @@
 import itertools
 from collections import Counter
 from dataclasses import replace
+from math import prod
 
 import pytest
+import torch
 
 from benchmarks.tools.qwen import QWEN, network, qwen
 from config.formats import FORMATS
 from config.strategy import Strategy
+from models.dtypes import DTYPES
+from models.ops.triton.launch_low_bit import plan_low_bit_linear
 from policies.roofline.devices import DEVICES
-from policies.roofline.kernels import draft_kernels, floor_bytes, launches, step_kernels
+from policies.roofline.kernels import draft_kernels, floor_bytes, launches, projection, step_kernels
 from policies.roofline.timing import DEFAULT, StepTime, step_time, time_of
 from tests.policies.engine_trace import traced_chain, traced_step
 
 QUANTIZATIONS = ("none", "w8a8", "fp8", "w4a8", "w4a16")
 MARLIN_MS = {1: 4.362, 8: 4.774, 32: 7.178}  # a token by the A100 sweep's drafter: vLLM's kernel of four bits
+BLOCK_EFFICIENCY = {"w8a8": 5.87, "w4a16": 5.18}  # tokens a cycle of five drafts, of EfficientRollout
 NAMES = {"embedding": "embed", "addmm": "product", "mm": "product", "linear": "product", "cat": "pack"}
 NAMES |= {"low_bit_linear": "product"}
 PRODUCTS = ("qkv", "o", "gate_up", "down")
@@ -107,16 +112,55 @@ def test_few_bits_cost_launches_where_weights_do_not_decide() -> None:
 @pytest.mark.parametrize("device", ["A100", "H100"])
 @pytest.mark.parametrize("size", ["1.5b", "7b"])
 @pytest.mark.parametrize("batch", MARLIN_MS)
-def test_eight_bits_draft_faster_than_our_four_where_auto_takes_them(size: str, device: str, batch: int) -> None:
-    """As predicted, at the block efficiency of five drafted tokens; for 7B another's four bits are faster than ours."""
+def test_eight_bits_are_worth_more_than_our_four_where_auto_takes_them(size: str, device: str, batch: int) -> None:
+    """As predicted, at the block efficiencies of five drafted tokens; for 7B another's four bits are faster than ours
+    on an A100."""
     net, gpu, depth, context = network(qwen(size)), DEVICES[device], 5, 1024
     draft_ms = {
         name: time_of(draft_kernels(net, batch, Strategy("self", depth), context, FORMATS[name]), gpu).ms
         - DEFAULT.host_s * 1e3
         for name in ("w8a8", "w4a8", "w4a16")
     }
-    assert draft_ms["w8a8"] <= 1.01 * min(draft_ms["w4a8"], draft_ms["w4a16"])
+    assert draft_ms["w8a8"] <= 1.01 * draft_ms["w4a8"]
     plain_ms, verify_ms = (step_time(net, gpu, batch, rows, context).ms for rows in (1, 1 + depth))
-    assert 5.87 * plain_ms / (draft_ms["w8a8"] + verify_ms) > 1.25
+    worth = {name: tokens * plain_ms / (draft_ms[name] + verify_ms) for name, tokens in BLOCK_EFFICIENCY.items()}
+    assert worth["w8a8"] > max(1.2, worth["w4a16"])
     if (size, device) == ("7b", "A100"):
         assert draft_ms["w4a16"] / depth > MARLIN_MS[batch]
+
+
+@pytest.mark.parametrize("rows", [1, 16, 17, 40, 65, 300, 4096])
+@pytest.mark.parametrize("quantization", QUANTIZATIONS[1:])
+def test_programs_of_products_in_few_bits_are_the_kernels_own(quantization: str, rows: int) -> None:
+    form, eight = FORMATS[quantization], {"int8": torch.int8, "float8_e4m3fn": torch.float8_e4m3fn}
+    kind = eight.get(form.activations, torch.bfloat16)
+    net = network(qwen("7b"), quantization=quantization)
+    for n, k in ((896, 896), (896, 4864), (1536, 8960), (3584, 18_944), (37_888, 3584)):
+        *_, listed = projection(net, "o", rows, n, k)
+
+        def empty(*shape: int, dtype: torch.dtype = kind) -> torch.Tensor:
+            return torch.empty(shape, dtype=dtype, device="meta")
+
+        groups = form.groups(k)
+        (launch,) = plan_low_bit_linear(
+            empty(rows, k),
+            None if form.activations == "none" else empty(rows, 1, dtype=torch.float32),
+            empty(n, k * form.container_bits // 8, dtype=DTYPES[form.stored]),
+            empty(n, groups, dtype=torch.float32),
+            empty(n, groups, dtype=torch.uint8) if form.asymmetric else None,
+            None,
+            empty(rows, n),
+            empty(264, dtype=torch.int32),
+        )
+        assert listed.stream is not None
+        assert listed.stream.programs == prod(launch.grid), (n, k)
+        assert listed.stream.splits == prod(launch.grid[2:]), (n, k)
+
+
+@pytest.mark.parametrize(("size", "share"), [("7b", 0.75), ("1.5b", 0.55)])
+@pytest.mark.parametrize("batch", [1, 4, 8])
+def test_decoding_few_requests_is_near_the_limit_of_the_memory(size: str, share: float, batch: int) -> None:
+    """As predicted, with 0.15 ms of host: 0.05 measured without CUDA, and 0.1 assumed for CUDA's own."""
+    net, device = network(qwen(size)), DEVICES["H100"]
+    step_ms = time_of(step_kernels(net, batch, 1, 1024), device, replace(DEFAULT, host_s=0.15e-3)).ms
+    assert floor_bytes(net, batch, 1024) / device.bandwidth_bytes_s * 1e3 / step_ms >= share

@@ -98,6 +98,8 @@ def cases(rows: int) -> list[tuple[Any, ...]]:
     logits, x = new(rows, vocab, kind=torch.float32), new(rows, hidden)
     eight = new(rows, hidden, kind=torch.int8), new(rows, 1, kind=torch.float32)
     weight = new(48, hidden, kind=torch.int8), new(48, 1, kind=torch.float32)
+    deep = new(rows, 1024, kind=torch.int8), eight[1], new(48, 1024, kind=torch.int8), weight[1]  # K is split
+    arrived = new(264, kind=ints)
     drawn = new(rows, kind=torch.int64), new(rows, kind=torch.float32), new(rows, kind=torch.float32)
     temperature, cutoff, positions = wide, new(rows, kind=torch.float32), new(rows, kind=torch.int64)
     best = new(rows, 4, kind=torch.int64), new(rows, 4, kind=torch.float32)
@@ -128,7 +130,8 @@ def cases(rows: int) -> list[tuple[Any, ...]]:
         (launch.plan_sample_topk, logits, cutoff, temperature, ids, positions, 1.0, True, *best),
         (launch.plan_cutoff, logits, temperature, ids, cutoff, wide.clone()),
         (launch_low_bit.plan_quantise_tokens, x, *eight),
-        (launch_low_bit.plan_low_bit_linear, *eight, *weight, None, None, new(rows, 48)),
+        (launch_low_bit.plan_low_bit_linear, *eight, *weight, None, None, new(rows, 48), arrived),
+        (launch_low_bit.plan_low_bit_linear, *deep, None, None, new(rows, 48), arrived),
     ]
 
 

@@ -1,13 +1,15 @@
 """Triton's interpreter, made faithful: kernels run on CPU tensors, operation by operation, in numpy.
 
 Import this before anything imports Triton in the process, or have TRITON_INTERPRET=1 from its start. What it mends in
-Triton 3.6: scalars as loop bounds with numpy 2.4, bfloat16 rounding (it truncated) and dot products (it multiplied the
-bits as integers), the same of float8_e4m3fn, integer dot products (numpy's are slow: in float64 they are as exact),
-the order of a dot product's sums (`product`), fused multiply-adds (it rounded twice), and its speed.
+Triton 3.6: scalars as loop bounds with numpy 2.4, bfloat16 rounding (it truncated), dot products and differences (it
+took the bits for integers), the same of float8_e4m3fn, integer dot products (numpy's are slow: in float64 they are as
+exact), the order of a dot product's sums (`product`), fused multiply-adds (it rounded twice), inline PTX (`ptx`; it had
+none), and its speed.
 What it cannot show: the order in which a GPU sums.
 """
 
 import os
+from types import SimpleNamespace
 from typing import Any
 
 os.environ["TRITON_INTERPRET"] = "1"
@@ -59,6 +61,36 @@ def product(left: Any, right: Any, dtype: Any) -> Any:
     return total
 
 
+def ptx(asm: str, registers: dict[str, Any]) -> dict[str, Any]:
+    """Run PTX of `prmt`, `shr` and `lop3` on 32-bit registers (uint32 arrays), as its manual defines them."""
+    registers = dict(registers)
+
+    def value(operand: str) -> Any:
+        return registers[operand] if operand in registers else np.uint32(int(operand, 0))
+
+    for line in filter(None, (line.strip(" {};") for line in asm.splitlines())):
+        name, _, operands = line.partition(" ")
+        if name == ".reg":
+            continue
+        target, *given = (operand.strip() for operand in operands.split(","))
+        a, b, *rest = map(value, given)
+        if name == "prmt.b32":  # each of four bytes by its number in both inputs
+            both = [(word >> np.uint32(8 * byte)) & np.uint32(255) for word in (a, b) for byte in range(4)]
+            chosen = [both[int(rest[0]) >> 4 * place & 7] << np.uint32(8 * place) for place in range(4)]
+            assert not int(rest[0]) & 0x8888, "signs are not repeated"
+            registers[target] = chosen[0] | chosen[1] | chosen[2] | chosen[3]
+        elif name == "shr.b32":
+            registers[target] = a >> b
+        elif name == "lop3.b32":  # bit (4 a + 2 b + c) of a table
+            registers[target] = np.uint32(0)
+            for case in (case for case in range(8) if int(rest[1]) >> case & 1):
+                parts = (word if case & bit else ~word for word, bit in zip((a, b, rest[0]), (4, 2, 1), strict=True))
+                registers[target] |= np.bitwise_and.reduce(np.broadcast_arrays(*parts))
+        else:
+            raise NotImplementedError(name)
+    return registers
+
+
 def _patch() -> None:
     convert, lang_tensor, bf16, fp8, f32 = (
         triton_interpreter._convert_float,
@@ -95,6 +127,27 @@ def _patch() -> None:
         wide = x.data.astype(np.float64) * y.data.astype(np.float64) + z.data.astype(np.float64)
         return _HANDLE(wide.astype(x.data.dtype), z.dtype.scalar)
 
+    def create_fsub(self: Any, left: Any, right: Any) -> Any:
+        if left.dtype.scalar != bf16:
+            return self.binary_op(left, right, np.subtract)
+        return _HANDLE(_rounded(_widened(left.data) - _widened(right.data)), bf16)
+
+    def create_inline_asm(self: Any, asm: Any, constraints: Any, values: Any, kinds: Any, pure: Any, pack: int) -> Any:
+        """One input of bytes, packed by four, and outputs of two bytes."""
+        data = np.ascontiguousarray(values[0].data)
+        found = ptx(asm, {f"${2 * len(kinds)}": data.reshape(-1).view(np.uint32)})
+        results = [
+            _HANDLE(
+                np.stack((found[f"${2 * i}"], found[f"${2 * i + 1}"]), 1)
+                .reshape(-1)
+                .view(np.uint16)
+                .reshape(data.shape),
+                kind.scalar,
+            )
+            for i, kind in enumerate(kinds)
+        ]
+        return SimpleNamespace(get_result=results.__getitem__)
+
     # Every call inside a kernel patched the language anew: nearly all of its time. Once per module will do.
     run, patched = triton_interpreter.GridExecutor.__call__, set[str]()
 
@@ -115,6 +168,7 @@ def _patch() -> None:
     triton_interpreter._convert_float = convert_float
     triton_interpreter._patch_lang_tensor = patch_lang_tensor
     _BUILDER.create_dot, _BUILDER.create_fma = create_dot, create_fma
+    _BUILDER.create_fsub, _BUILDER.create_inline_asm = create_fsub, create_inline_asm
 
 
 _patch()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from importlib.metadata import version
@@ -24,6 +25,7 @@ KERNELS_WITH_WIDE_LOADS = (
     "chunks",
     "cutoff",
 )
+INSTRUCTION = re.compile(r"warpsPerCTA = \[[^]]*\], ")  # of a product all but which warp has which part
 ATTENTION_REGISTERS = {"whole": 192, "split": 168, "items": 168, "merge": 168}
 
 
@@ -53,6 +55,9 @@ def assert_fit_for_use(rows: list[dict[str, Any]]) -> None:
             assert kind == "merge" or row["buffers"] >= 2, row
         if name.startswith(("linear", *FORMATS)):
             assert row["tensor_core"] > 0, row
+            assert row["buffers"] >= 2, row
+        if name.startswith("w4a16, 8 "):
+            assert 0 < row["per_weight"] <= (4.0 if row["architecture"] == "sm_90" else 6.0), row
         if "float32" in row:  # each operation rounded by itself, or integer formats would lose their bits
             assert set(row["float32"].split(", ")) <= {"add.rn.f32", "mul.rn.f32", "div.rn.f32"}, row
     assert any("float32" in row for row in rows)
@@ -61,6 +66,8 @@ def assert_fit_for_use(rows: list[dict[str, Any]]) -> None:
             mine = [row for row in rows if (row["model"], row["architecture"]) == (model, architecture)]
             shapes = {row["products"] for row in mine if row["kernel"].startswith("attention") and row["products"]}
             assert len(shapes) == 1, "ways of one attention multiply alike, or their bits would differ"
+            instructions = {INSTRUCTION.sub("", row["products"]) for row in mine if row["kernel"].startswith("w4a16")}
+            assert len(instructions) == 1, "few rows and many multiply alike, or their bits would differ"
 
 
 @pytest.mark.long

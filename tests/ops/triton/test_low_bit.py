@@ -16,6 +16,7 @@ from models.ops.triton.low_bit_operators import require_products
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 INTEGERS = pytest.mark.parametrize("name", ["w8a8", "w4a8", "w3a8", "w2a8"])
+W8A8 = FORMATS["w8a8"]
 EIGHT_BITS = [torch.int8, torch.float8_e4m3fn]
 
 
@@ -91,6 +92,59 @@ def test_integer_products_are_the_oracles_bit_for_bit(
     assert torch.equal(bits(multiplied(x, weight, added)), bits(low_bit_reference.reference(x, weight, added)))
 
 
+@DTYPES
+@settings(max_examples=6, deadline=None)
+@given(rows=st.integers(1, 140), columns=st.integers(1, 70), depth=st.integers(1, 900), seed=st.integers(0, 2**31))
+def test_bits_of_integer_products_do_not_depend_on_the_split_of_k(
+    dtype: torch.dtype, rows: int, columns: int, depth: int, seed: int
+) -> None:
+    x, weight = random(rows, depth, dtype=dtype, seed=seed), quantise(random(columns, depth, seed=seed + 1), W8A8)
+    expected, parts = low_bit_reference.reference(x, weight), -(-depth // launch_low_bit._TILE_DEPTH)
+    with pytest.MonkeyPatch.context() as patch:
+        for splits in {1, 2, 3, parts}:
+            patch.setattr(launch_low_bit, "splits_of", lambda *shape, splits=splits: splits)
+            assert torch.equal(bits(multiplied(x, weight)), bits(expected)), splits
+            (arrived,) = launch_low_bit._arrived.values()
+            assert not arrived.any(), "the next product begins with zeros"
+
+
+def test_matrices_with_few_tiles_are_split_for_few_rows() -> None:
+    """Shapes of Qwen2.5's o, gate_up and down: as many programs as the device takes at once, or the matrix has."""
+    splits_of = launch_low_bit.splits_of
+    for rows in (1, 8, 16):
+        assert splits_of(rows, 896, 4864) == splits_of(rows, 896, 896) + 8 == 9
+        assert splits_of(rows, 1536, 8960) == 5
+        assert splits_of(rows, 3584, 18_944) == 2
+        assert splits_of(rows, 37_888, 3584) == 1
+    assert splits_of(96, 3584, 18_944) == 4
+    assert splits_of(4096, 3584, 18_944) == 1
+
+
+@DTYPES
+@pytest.mark.parametrize("inputs", [1088, 1536], ids=["17 groups of 64", "12 groups of 128"])
+def test_bits_of_four_bits_with_floats_do_not_depend_on_who_adds_the_parts(
+    dtype: torch.dtype, inputs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each part by a program of its own, or all by one; with few rows or many, and tiles of more columns."""
+    x, weight = random(40, inputs, dtype=dtype), quantise(random(70, inputs, seed=1), FORMATS["w4a16"])
+    monkeypatch.setattr(launch_low_bit, "groups_of_part", lambda columns, groups: 5)
+    apart = multiplied(x, weight)
+    assert torch.equal(bits(multiplied(x[3:5], weight)), bits(apart[3:5]))
+    (arrived,) = launch_low_bit._arrived.values()
+    assert not arrived.any()
+    monkeypatch.setattr(launch_low_bit, "_unpacked_tiles", lambda rows, columns: (16, 128, 4, 4))
+    assert torch.equal(bits(multiplied(x, weight)), bits(apart))
+    monkeypatch.setattr(launch_low_bit, "_SPLIT_PROGRAMS", 1)
+    assert torch.equal(bits(multiplied(x, weight)), bits(apart))
+
+
+def test_places_of_parts_follow_from_the_matrix_alone() -> None:
+    """And each is whole groups, in as many programs as the device takes at once."""
+    parts = {(n, k): launch_low_bit.groups_of_part(n, k // 128) for n, k in ((3584, 18_944), (37_888, 3584))}
+    assert parts == {(3584, 18_944): 37, (37_888, 3584): 28}
+    assert [-(-148 // 37), -(-28 // 28)] == [4, 1]
+
+
 @pytest.mark.parametrize("name", ["w4a16", "fp8"])
 @DTYPES
 def test_products_with_float_sums_are_the_oracles_but_for_their_order(name: str, dtype: torch.dtype) -> None:
@@ -147,11 +201,13 @@ def plan(rows: int, form: LowBitFormat) -> Callable[[str], int]:
         x = x.to(torch.float8_e4m3fn)
     scales = None if form.activations == "none" else torch.ones(rows, 1)
     out = torch.empty(rows, 256)
-    (found,) = launch_low_bit.plan_low_bit_linear(x, scales, weight.values, weight.scales, weight.zeros, None, out)
+    arrived = torch.zeros(launch_low_bit._SPLIT_PROGRAMS, dtype=torch.int32)
+    of_weight = weight.values, weight.scales, weight.zeros, None
+    (found,) = launch_low_bit.plan_low_bit_linear(x, scales, *of_weight, out, arrived)
     return found.constants.__getitem__
 
 
-def test_only_integer_sums_take_other_tiles_for_other_numbers_of_rows() -> None:
+def test_only_fp8_has_one_tile_for_all_numbers_of_rows() -> None:
     for name, form in FORMATS.items():
         tiles = {plan(rows, form)("TILE_ROWS") for rows in (1, 16, 17, 64, 65, 4096)}
-        assert (len(tiles) > 1) is (form.activations == "int8"), name
+        assert (len(tiles) > 1) is (name != "fp8"), name
