@@ -51,6 +51,7 @@ from contracts.rollout import (
     EngineWindow,
     Event,
     Finished,
+    GraphsFailed,
     PassEvent,
     Progress,
     Recorded,
@@ -175,7 +176,7 @@ class _Incarnation:
                     self._nobody_answers()
                 case None:
                     self._nobody_answers()
-                case Finished() | Progress() | Rejected() | DrafterFailed() | PassEvent():
+                case Finished() | Progress() | Rejected() | DrafterFailed() | GraphsFailed() | PassEvent():
                     pass
                 case _:
                     assert_never(event)

@@ -5,7 +5,9 @@ over tensors of the CPU that nobody computes on: Triton launches its kernels of 
 (`benchmarks.tools.empty_cuda`), and a product of cuBLAS is stood in for by one of 1 x 8 by 8 x 8 and an empty result.
 So every figure, CPU time of one thread, holds Python, torch's and Triton's calls, and neither CUDA's nor cuBLAS's own.
 `planned`: every launch is planned anew and goes through Triton's own dispatch, as it did before `direct`. `unseen`: a
-step's shapes come for the first time, as a mixed step's usually do. Not to be run with TRITON_INTERPRET.
+step's shapes come for the first time, as a mixed step's usually do. `replayed`: in the graph that an engine of 128
+requests has for the step, whose replay does nothing; the default up to 1,024 rows of prompts. Not to be run with
+TRITON_INTERPRET.
 """
 
 import ctypes
@@ -29,10 +31,11 @@ from benchmarks.tools.qwen import QWEN, qwen
 from models import ops
 from models.ops.triton import direct, launch, operators
 from models.transformer import Transformer
+from policies.speculation.graph_plan import LARGEST_CHUNK, batch_buckets, bucketed_plan
 
-QUESTION = "host time of eager engine steps, launches planned anew and direct"
+QUESTION = "host time of engine steps: launches planned anew, direct, and graphs"
 CASES = ((31, 512), (127, 512), (127, 2048), (64, 0))  # decoding requests, rows of a prompt chunk
-CONTEXT = 2048  # tokens that each decoding request has
+MAX_RUNNING, CONTEXT = 128, 2048  # requests, and tokens that each decoding request has
 
 
 def planned(plan: Callable[..., list[direct.Launch]], *arguments: Any) -> None:
@@ -73,6 +76,16 @@ def stand_in() -> None:
 _kept: list[Any] = []  # registrations end with their library
 
 
+class NothingCaptured:
+    """Graphs that compute nothing."""
+
+    def record(self, compute: Callable[[], None]) -> Callable[[], None]:
+        return lambda: None
+
+    def reset(self) -> None:
+        pass
+
+
 def host_ms(size: str, decoding: int, chunk: int, repeats: int) -> dict[str, Any]:
     """Medians and least times of one step by either way, in turns."""
     model = Transformer(qwen(size), dtype=torch.bfloat16, batch_invariant=False)
@@ -91,6 +104,11 @@ def host_ms(size: str, decoding: int, chunk: int, repeats: int) -> dict[str, Any
         seen()
 
     ways = {"planned": way(False), "unseen": unseen, "direct": seen}
+    plan = bucketed_plan(lambda _: (), batch_buckets(MAX_RUNNING), chunk_tokens=max(chunk, 1))
+    if chunk <= LARGEST_CHUNK:
+        graphs = Stepper(model, MAX_RUNNING, CONTEXT, 2 * MAX_RUNNING + chunk, graphs=NothingCaptured())
+        graphs.capture(*plan.graphs)
+        ways["replayed"] = partial(graphs.run, graphs.packed(requests))
     seconds = in_turns(ways, repeats, warm_up=3, clock=time.thread_time)
     found = {name: {"median_ms": median(of) * 1e3, "least_ms": min(of) * 1e3} for name, of in seconds.items()}
     rounded = {name: {key: round(value, 3) for key, value in of.items()} for name, of in found.items()}
@@ -116,11 +134,11 @@ def main(
             row["model"],
             row["decoding"],
             row["chunk"],
-            *(row[way]["median_ms"] for way in ("planned", "unseen", "direct")),
+            *(row[way]["median_ms"] if way in row else "" for way in ("planned", "unseen", "direct", "replayed")),
         )
         for row in rows
     ]
-    print(markdown("model | decoding | chunk | planned, ms | unseen shapes, ms | direct, ms", shown))
+    print(markdown("model | decoding | chunk | planned, ms | unseen shapes, ms | direct, ms | replayed, ms", shown))
     write(out, QUESTION, {"rows": rows}, settings={"threads": 1, "repeats": repeats, "context": CONTEXT})
 
 

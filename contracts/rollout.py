@@ -372,6 +372,14 @@ class DrafterFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class GraphsFailed:
+    """A CUDA graph could not be captured. The engine launches every kernel of its steps from now on."""
+
+    graph: str  # its shape
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class EngineIdle:
     """No work is left. Sent once per transition to idle."""
 
@@ -414,7 +422,8 @@ class PassesDrifted(PassEvent):
     before: float
 
 
-DriverEvent = Finished | Progress | Rejected | EngineWindow | PassEvent | DrafterFailed | EngineFailed  # to the driver
+# to the driver
+DriverEvent = Finished | Progress | Rejected | EngineWindow | PassEvent | DrafterFailed | GraphsFailed | EngineFailed
 Event = DriverEvent | Recorded | EngineIdle | EngineAnswer
 
 

@@ -57,7 +57,7 @@ def graph_report(config: Config) -> GraphReport:
     reached = {n: tuple(policy.arms_at(n)) if policy else () for n in range(1, engine.max_running + 1)}
     strategies = tuple(dict.fromkeys(arm for arms in reached.values() for arm in arms))
     speculating = range(1, min(engine.max_running, speculation.running_limit) + 1)
-    bucketed = bucketed_plan(reached.__getitem__, batches)
+    bucketed = bucketed_plan(reached.__getitem__, batches, chunk_tokens=engine.prefill_chunk_tokens)
     naive = CapturePlan(
         (
             *naive_plan([PLAIN], range(1, engine.max_running + 1)).graphs,
@@ -87,7 +87,8 @@ def rendered(report: GraphReport) -> RenderableType:
         ),
         _memory_table(report),
         Text(
-            "rows: on average (t: trees); naive: every strategy at every number of requests, outputs kept per graph\n"
+            "rows: on average (t: trees, +: rows of prompts); naive: every strategy at every number of requests,"
+            " outputs kept per graph\n"
             "predicted from shapes (docs/concepts/engine.md); used on CUDA only, with rollout.engine.cuda_graphs",
             style="dim",
         ),
@@ -114,8 +115,13 @@ def _plan_table(report: GraphReport) -> Table:
 
 
 def _rows(plan: CapturePlan, batch: int) -> str:
-    found = sorted((graph.rows, graph.tree) for graph in plan.of("target") if graph.batch == batch)
-    return " ".join(f"{rows}t" if tree else str(rows) for rows, tree in found)
+    own = [graph for graph in plan.of("target") if graph.batch == batch]
+    found = sorted((graph.rows, graph.tree) for graph in own if not graph.chunk)
+    texts = [f"{rows}t" if tree else str(rows) for rows, tree in found]
+    for rows in sorted({graph.rows for graph in own if graph.chunk}):
+        chunks = [graph.chunk for graph in own if graph.chunk and graph.rows == rows]
+        texts.append(f"{rows}+{min(chunks)}..{max(chunks)}")
+    return " ".join(texts)
 
 
 def _memory_table(report: GraphReport) -> Table:

@@ -53,7 +53,7 @@ def _step(session: Session, size: str, batch: int, context: int, form: LowBitFor
     stepper = Stepper(model, batch, context, batch, graphs=True)
     rows = stepper.uniform(batch, 1, context)
     stepper.run(rows)
-    captured = stepper.capture(GraphShape("target", batch, 1))
+    captured = stepper.capture(GraphShape(kind="target", batch=batch, rows=1))
     predicted = step_time(network(model.config, quantization=name), session.gpu, batch, 1, context)
     graph_ms = session.seconds(stepper.run, rows, repeats=20) * 1e3
     session.row(

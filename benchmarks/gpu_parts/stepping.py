@@ -17,6 +17,7 @@ from actors.engine.native.forward.graphs import CudaGraphCapture
 from actors.engine.native.forward.layout import RESERVED_BLOCKS
 from benchmarks.gpu_parts.session import BLOCK_TOKENS
 from benchmarks.tools.qwen import network
+from drafter.protocol import GraphCapture
 from models.transformer import Transformer
 from policies.speculation.graph_plan import CapturePlan, GraphShape
 
@@ -37,13 +38,18 @@ class Request:
 class Stepper:
     """Runs steps of up to `requests` requests with at most `context` tokens and `rows` rows in total."""
 
-    def __init__(self, model: Transformer, requests: int, context: int, rows: int, *, graphs: bool) -> None:
+    def __init__(
+        self, model: Transformer, requests: int, context: int, rows: int, *, graphs: bool | GraphCapture
+    ) -> None:
+        """graphs: captured by CUDA on a GPU, or by what is given anywhere."""
         weight = model.embed_tokens.weight
         self._model, self._device = model, weight.device
         self._blocks = -(-context // BLOCK_TOKENS)  # of one request
         blocks = requests * self._blocks
         self._cache = KVCache(model.config, blocks + RESERVED_BLOCKS, BLOCK_TOKENS, weight.dtype, weight.device)
-        capture = CudaGraphCapture() if graphs and weight.device.type == "cuda" else None
+        capture: GraphCapture | None = None if isinstance(graphs, bool) else graphs
+        if graphs is True and weight.device.type == "cuda":
+            capture = CudaGraphCapture()
         self.steps = DeviceSteps(
             model,
             self._cache,

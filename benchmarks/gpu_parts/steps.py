@@ -27,7 +27,7 @@ def run(session: Session) -> None:
             predicted = step_time(net, session.gpu, batch, 1, context)
             unplanned = step_time(net, session.gpu, batch, 1, context, eager=True)
             eager_ms = session.seconds(stepper.run, rows, repeats=6) * 1e3
-            captured = stepper.capture(GraphShape("target", batch, 1))
+            captured = stepper.capture(GraphShape(kind="target", batch=batch, rows=1))
             graph_ms = session.seconds(stepper.run, rows, repeats=20) * 1e3
             session.row(
                 size=size,
@@ -60,7 +60,7 @@ def _stragglers(session: Session, size: str, model: Transformer) -> None:
             continue
         stepper = Stepper(model, batch, long, batch, graphs=True)
         rows = stepper.packed([Request(1, long, 1), *[Request(1, short, 1)] * (batch - 1)])
-        stepper.capture(GraphShape("target", batch, 1))
+        stepper.capture(GraphShape(kind="target", batch=batch, rows=1))
         contexts = [long, *[short] * (batch - 1)]
         kernels = [kernel for kernel in step_kernels(net, batch, 1, short) if kernel.part != "kv"]
         kernels += [listed_attention(net, contexts)] * net.num_layers

@@ -52,7 +52,7 @@ def _verification(session: Session, size: str, model: Transformer, net: Network)
             if session.left_s < 8:
                 return plain
             stepper = Stepper(model, batch, context, batch * rows, graphs=True)
-            captured = stepper.capture(GraphShape("target", batch, rows))
+            captured = stepper.capture(GraphShape(kind="target", batch=batch, rows=rows))
             step = stepper.uniform(batch, rows, context)
             ms = session.seconds(stepper.run, step, repeats=10) * 1e3
             plain.setdefault(batch, ms)

@@ -169,7 +169,8 @@ def engine_shape(config: Config, net: Network) -> EngineShape | None:
         return None
     policy = build_policy(config.speculation, drafters_of(config), costs=gpu_costs(config))
     reached = {n: list(policy.arms_at(n)) if policy else [] for n in range(1, engine.max_running + 1)}
-    plan = bucketed_plan(reached.__getitem__, batch_buckets(engine.max_running))
+    batches = batch_buckets(engine.max_running)
+    plan = bucketed_plan(reached.__getitem__, batches, chunk_tokens=engine.prefill_chunk_tokens)
     verified = [n * (1 + arm.tokens_to_verify) for n, arms in reached.items() for arm in arms]
     gpus = config.engine_ranks
     own_ranks = gpus > 1 and engine.backend == "native"

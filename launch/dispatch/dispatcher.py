@@ -23,6 +23,7 @@ from contracts.rollout import (
     EngineFailed,
     EngineWindow,
     Finished,
+    GraphsFailed,
     PassEvent,
     Progress,
     Rejected,
@@ -364,6 +365,12 @@ class RolloutDispatcher:
                 self._workers.lose(seat, reason, alive=True)
             case Leaving(reason):
                 self._workers.leave(seat, reason)
+            case GraphsFailed(graph, reason):
+                self._context.observer.event(
+                    "graphs_failed",
+                    f"{seat.name}: steps are launched kernel by kernel, several times slower for few requests: no CUDA"
+                    f" graph of {graph}: {reason}",
+                )
             case DrafterFailed(name, reason, final):
                 until = "any more" if final else "until it gets new weights"
                 self._context.observer.event("drafter_failed", f"{seat.name}: {name} is not used {until}: {reason}")

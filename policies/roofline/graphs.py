@@ -56,8 +56,15 @@ def predict(
     hidden states. context_tokens: the longest context. Drafter and target share vocabulary and width."""
     rows = [graph.total_rows for graph in plan.graphs]
     most, total = max(rows, default=0), sum(rows)
-    row_bytes = _drawing_row_bytes(net, shards) if drawing else _workspace_row_bytes(net, shards)
-    workspaces = [count * row_bytes + _partial_sum_bytes(net, shards, count, context_tokens) for count in rows]
+    workspaces = [
+        (
+            _drawing_bytes(net, shards, graph.total_rows, graph.drawn_rows)
+            if drawing
+            else graph.total_rows * _workspace_row_bytes(net, shards)
+        )
+        + _partial_sum_bytes(net, shards, graph.total_rows, context_tokens)
+        for graph in plan.graphs
+    ]
     graphs, passes = (plan.captures, plan.passes) if drawing else (len(rows), len(rows))
     return Footprint(
         graphs,
@@ -83,9 +90,11 @@ def _workspace_row_bytes(net: Network, shards: int) -> int:
     return _widest(net, shards, mlp, net.item_bytes)
 
 
-def _drawing_row_bytes(net: Network, shards: int) -> int:
-    """Return the peak bytes of one row in fused kernels that also draw: residual stream, MLP, float32 logits."""
-    return _widest(net, shards, 3 * net.intermediate_size // shards * net.item_bytes, _LOGIT_BYTES)
+def _drawing_bytes(net: Network, shards: int, rows: int, drawn_rows: int) -> int:
+    """Return the peak bytes of fused kernels that also draw: residual stream, then MLP or float32 logits."""
+    mlp = 3 * net.intermediate_size // shards * net.item_bytes
+    logits = net.vocab_size // shards * _LOGIT_BYTES
+    return 4 * rows * kept_row_bytes(net) + max(rows * mlp, drawn_rows * logits)
 
 
 def _widest(net: Network, shards: int, mlp: int, logit_bytes: int) -> int:

@@ -3,7 +3,8 @@
 A graph is one static shape: a model (target or drafter), a number of requests, a number of packed rows. Context lengths
 are not part of it. TLT 5.1, "Memory-Efficient CUDAGraph Capture": batch sizes come in buckets, larger ones with fewer
 tokens to verify. Target and drafter are captured separately, since top-k affects only the drafter's shapes, and tokens
-to verify only the target's. Equal shapes of different strategies are captured once.
+to verify only the target's. Equal shapes of different strategies are captured once. Mixed steps (decoding beside a
+chunk of prompts) have graphs of a few sizes, up to where the device needs longer than the host without one.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -14,10 +15,12 @@ from config.catalogue import CATALOGUE
 from config.strategy import Strategy
 
 Kind = Literal["target", "drafter"]
+LARGEST_CHUNK, LEAST_CHUNK = 1024, 64  # rows of prompts in the graphs of mixed steps
+_MIXED_BUCKETS = 3  # one of so many buckets has graphs of mixed steps: padding is little beside a chunk
 ArmsAt = Callable[[int], Iterable[Strategy]]  # running requests -> the strategies that may be chosen at that load
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@dataclass(frozen=True, slots=True, order=True, kw_only=True)
 class GraphShape:
     """One static shape: at most `batch` requests with `rows` rows each on average, packed, none of them padded."""
 
@@ -26,18 +29,25 @@ class GraphShape:
     rows: int
     most: int = 0  # rows of one request; 0: `rows`
     tree: bool = False  # its rows come with a mask
+    chunk: int = 0  # rows of prompts besides, from which nothing is drawn
 
     @property
-    def total_rows(self) -> int:
+    def drawn_rows(self) -> int:
         return self.batch * self.rows
 
     @property
-    def most_rows(self) -> int:
-        return self.most or self.rows
+    def total_rows(self) -> int:
+        return self.drawn_rows + self.chunk
 
-    def holds(self, requests: int, total_rows: int, most: int) -> bool:
-        """Whether a step of `requests` requests, `total_rows` rows, at most `most` of one request, fits."""
-        return self.batch >= requests and self.total_rows >= total_rows and self.most_rows >= most
+    @property
+    def most_rows(self) -> int:
+        return (self.most or self.rows) + self.chunk
+
+    def holds(self, requests: int, drawn_rows: int, most: int, chunk: int = 0) -> bool:
+        """Whether a step of `requests` requests, `drawn_rows` rows that are drawn from and `chunk` that are not, at
+        most `most` of one request, fits."""
+        fits = self.batch >= requests and self.drawn_rows >= drawn_rows and self.most_rows >= most
+        return fits and self.chunk >= chunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +59,11 @@ class CapturePlan:
     drafts: tuple[tuple[int, Strategy], ...] = ()  # requests and strategy of a network drafter, the most requests first
 
     def graph_for(
-        self, kind: Kind, requests: int, total_rows: int, most: int, *, tree: bool = False
+        self, kind: Kind, requests: int, drawn_rows: int, most: int, *, tree: bool = False, chunk: int = 0
     ) -> GraphShape | None:
         """Return the captured graph for such a step with the fewest unused rows; None: eager."""
-        fitting = (g for g in self.of(kind) if g.tree == tree and g.holds(requests, total_rows, most))
+        alike = (g for g in self.of(kind) if g.tree == tree and (g.chunk > 0) == (chunk > 0))
+        fitting = (g for g in alike if g.holds(requests, drawn_rows, most, chunk))
         return min(fitting, key=lambda graph: (graph.total_rows, graph.most_rows, graph.batch), default=None)
 
     @property
@@ -82,13 +93,24 @@ def batch_buckets(max_running: int) -> tuple[int, ...]:
     return (*(size for size in sizes if size < max_running), max_running)
 
 
-def bucketed_plan(arms_at: ArmsAt, batches: Sequence[int], *, plain: bool = True) -> CapturePlan:
+def chunk_sizes(chunk_tokens: int) -> tuple[int, ...]:
+    """Return the rows of prompts that mixed steps have graphs for, ascending by factors of two; chunk_tokens: the most
+    of a step, 0 for none. Larger chunks run eagerly: a device needs longer for them than the host without a graph."""
+    sizes = [min(chunk_tokens, LARGEST_CHUNK)]
+    while sizes[-1] >= 2 * LEAST_CHUNK:
+        sizes.append(sizes[-1] // 2)
+    return tuple(reversed(sizes)) if chunk_tokens else ()
+
+
+def bucketed_plan(arms_at: ArmsAt, batches: Sequence[int], *, plain: bool = True, chunk_tokens: int = 0) -> CapturePlan:
     """Plan graphs for plain decoding (unless `plain` is false) at every bucket, and for the strategies of each bucket.
 
     batches ascend; bucket i serves batches[i - 1] + 1 .. batches[i] requests. `StrategyPolicy.arms_at` is an ArmsAt.
     Chains are ragged: rows between those of plain decoding and of the strategies are captured too (`_ragged`), and a
-    graph takes any request that some strategy of its bucket may draft.
+    graph takes any request that some strategy of its bucket may draft. chunk_tokens: the most rows of prompts of a
+    step, for which mixed steps have graphs too, with one row of each request or the longest chain; 0: none.
     """
+    mixed = batches[::-1][::_MIXED_BUCKETS] if plain else ()
     shapes: set[GraphShape] = set()
     drafts: set[tuple[int, Strategy]] = set()
     first = 1
@@ -97,12 +119,19 @@ def bucketed_plan(arms_at: ArmsAt, batches: Sequence[int], *, plain: bool = True
         chains = {target_rows(arm) for arm in arms if not arm.is_tree} | ({1} if plain else set())
         longest = max(chains, default=0)
         for rows in _ragged(chains):
-            shapes.add(GraphShape("target", batch, rows, most=longest if 1 < rows < longest else 0))
+            shapes.add(GraphShape(kind="target", batch=batch, rows=rows, most=longest if 1 < rows < longest else 0))
+        if batch in mixed:
+            widths = {1, longest}
+            shapes |= {
+                GraphShape(kind="target", batch=batch, rows=rows, chunk=size)
+                for rows in widths
+                for size in chunk_sizes(chunk_tokens)
+            }
         for arm in arms:
             if arm.is_tree:
-                shapes.add(GraphShape("target", batch, target_rows(arm), tree=True))
+                shapes.add(GraphShape(kind="target", batch=batch, rows=target_rows(arm), tree=True))
             if (level := drafter_rows(arm)) is not None:
-                shapes.add(GraphShape("drafter", batch, level))
+                shapes.add(GraphShape(kind="drafter", batch=batch, rows=level))
                 drafts.add((batch, arm))
         first = batch + 1
     ordered = sorted(drafts, key=lambda draft: (-draft[0] * draft[1].top_k, -draft[0], draft[1]))
@@ -128,9 +157,9 @@ def drafter_rows(strategy: Strategy) -> int | None:
 
 
 def _shapes(strategy: Strategy, batch: int) -> list[GraphShape]:
-    shapes = [GraphShape("target", batch, target_rows(strategy), tree=strategy.is_tree)]
+    shapes = [GraphShape(kind="target", batch=batch, rows=target_rows(strategy), tree=strategy.is_tree)]
     rows = drafter_rows(strategy)
-    return shapes if rows is None else [*shapes, GraphShape("drafter", batch, rows)]
+    return shapes if rows is None else [*shapes, GraphShape(kind="drafter", batch=batch, rows=rows)]
 
 
 def _ragged(chains: set[int]) -> list[int]:

@@ -99,7 +99,7 @@ def assert_same_tokens(actual: dict[int, Any], expected: dict[int, Any], atol: f
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 0.0}, {"top_k": 9, "top_p": 0.9}])
 def test_tokens_are_those_of_eager_steps(tmp_path: Path, family: str, sampling: dict[str, Any]) -> None:
-    """Plain decoding, ragged chains and trees; requests come and go, prompts in chunks run eagerly between."""
+    """Plain decoding, ragged chains and trees; requests come and go, with prompts in chunks beside the others."""
     model = tiny_model(tmp_path, family)
     requests = make_requests(14, prompts=5, seed=71, stop_token_ids=(3,), **sampling)
     expected = run(engine(model), requests)
@@ -110,7 +110,8 @@ def test_tokens_are_those_of_eager_steps(tmp_path: Path, family: str, sampling: 
         cut = bool(sampling.get("top_k"))
         core = graphed(model, graph_capture, strategy, drafters=drafter, prefill_chunk_tokens=16, truncated=cut)
         captured = graph_capture.records
-        assert captured == len(bucketed_plan(policy_of(strategy).arms_at, batch_buckets(8)).of("target"))
+        plan = bucketed_plan(policy_of(strategy).arms_at, batch_buckets(8), chunk_tokens=16)
+        assert captured == len(plan.of("target"))
         assert_same_tokens(run(core, requests), expected)
         assert graph_capture.replays > 0
         assert graph_capture.records == captured, "all captured at the start, none while requests run"
@@ -204,7 +205,8 @@ def test_new_weights_need_no_new_graphs_and_policies_those_that_they_lack(tmp_pa
     assert_same_tokens(run(core, requests), changed)
     assert graph_capture.records == first
     core.use(FixedPolicy(Strategy.parse("test:5")))  # larger steps: buffers move
-    plan = bucketed_plan(policy_of("test:5").arms_at, batch_buckets(8)).of("target")
+    chunk_tokens = options_of().prefill_chunk_tokens
+    plan = bucketed_plan(policy_of("test:5").arms_at, batch_buckets(8), chunk_tokens=chunk_tokens).of("target")
     assert graph_capture.records == first + len(plan)
     assert_same_tokens(run(core, requests), changed)
     for policy in (None, FixedPolicy(PLAIN), FixedPolicy(Strategy.parse("test:5"))):
@@ -225,9 +227,9 @@ def test_captures_end_in_time_and_go_on_when_a_shape_comes_up(
     with caplog.at_level(logging.INFO):
         core = graphed(model, graph_capture)
     assert graph_capture.records == 0
-    assert "captured 0 of 4 CUDA graphs" in caplog.text
+    assert "captured 0 of 14 CUDA graphs" in caplog.text, "four of decoding, ten of mixed steps"
     assert_same_tokens(run(core, requests), expected)
-    assert 0 < graph_capture.records <= 4
+    assert 0 < graph_capture.records <= 14
     assert graph_capture.replays > graph_capture.records
 
 
@@ -256,7 +258,7 @@ def test_a_step_is_one_upload_and_one_download(tmp_path: Path, monkeypatch: pyte
     assert len(fetched) == sum(step.emitted > 0 for step in steps)
     decoding = sent[2:]
     assert max(decoding) < 1024
-    assert max(fetched) == 4, "token, and two log-probabilities"
+    assert max(fetched[1:]) == 4, "token, and two log-probabilities"
 
 
 @pytest.mark.parametrize("error", ["torch", "triton"])
@@ -347,4 +349,5 @@ def test_steps_that_capture_say_nothing_about_a_strategy(tmp_path: Path) -> None
         seen.append((policy.recorded, policy.skipped, 0 if graph_capture is None else graph_capture.records - before))
     (eager, skipped, _), (timed, more, captures) = seen
     assert captures > 0
-    assert (timed, more) == (eager - captures, skipped + captures)
+    prompts = 1  # the step of the prompts captures, too, and is no usual one anyway
+    assert (timed, more) == (eager - captures + prompts, skipped + captures - prompts)

@@ -57,8 +57,10 @@ def test_the_table_shows_the_plan(config: Path) -> None:
     report = graph_report(load_config(config, drafting).config)
     for served, batch in (("1", 1), ("3-4", 4), ("9-16", 16), ("25-32", 32)):
         _, target, drafter = rows[served]
-        planned = sorted((g.rows, g.tree) for g in report.bucketed.of("target") if g.batch == batch)
-        assert [(int(cell.rstrip("t")), cell.endswith("t")) for cell in target.split()] == planned
+        own = [g for g in report.bucketed.of("target") if g.batch == batch]
+        cells = [cell for cell in target.split() if "+" not in cell]
+        planned = sorted((g.rows, g.tree) for g in own if not g.chunk)
+        assert [(int(cell.rstrip("t")), cell.endswith("t")) for cell in cells] == planned
         named = [each.partition(":")[::2] for each in drafter.split()]
         shown = {f"{name}:{shape}" for name, shapes in named for shape in shapes.split(",")}
         assert shown == {str(arm) for at, arm in report.bucketed.drafts if at == batch}
@@ -66,7 +68,7 @@ def test_the_table_shows_the_plan(config: Path) -> None:
     assert report.bucketed_bytes.graphs == (
         len(report.bucketed.of("target")) + len(report.bucketed.drafts) + len(buckets)
     )
-    assert rows["33-40"] == ["40", "1", "-"], "beyond the elastic switch: plain decoding only"
+    assert rows["33-40"] == ["40", "1 1+64..1024", "-"], "beyond the elastic switch: plain decoding only"
     assert rows["bucketed"][-1].endswith("iB")
     assert rows["naive"][-1].endswith("iB")
 
@@ -83,7 +85,10 @@ def test_larger_batches_verify_fewer_tokens_and_the_plan_is_smaller(config: Path
 
 def test_without_speculation_only_plain_decoding(config: Path) -> None:
     report = graph_report(load_config(config, ["rollout.speculation.mode=off", "rollout.engine.max_running=3"]).config)
-    assert set(report.bucketed.graphs) == {GraphShape("target", batch, 1) for batch in (1, 2, 3)}
+    plain = {GraphShape(kind="target", batch=batch, rows=1) for batch in (1, 2, 3)}
+    assert {graph for graph in report.bucketed.graphs if not graph.chunk} == plain
+    mixed = {(graph.batch, graph.rows, graph.chunk) for graph in report.bucketed.graphs if graph.chunk}
+    assert mixed == {(3, 1, chunk) for chunk in (64, 128, 256, 512, 1024)}
     assert report.strategies == ()
     code, out, _ = run(str(config), "rollout.speculation.mode=off")
     assert code == 0

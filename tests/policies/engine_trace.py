@@ -72,7 +72,7 @@ def traced_step(config: ModelConfig, batch: int, rows: int, context: int, quanti
         graph_capture=_Traced(trace),
     )
     steps.resize(batch * rows, rows)
-    steps.plan_graphs(CapturePlan((GraphShape("target", batch, rows),)))
+    steps.plan_graphs(CapturePlan((GraphShape(kind="target", batch=batch, rows=rows),)))
     return [_kernel(op, net, batch, rows, context) for op in trace.ops]
 
 

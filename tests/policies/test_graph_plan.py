@@ -12,6 +12,8 @@ from policies.roofline.graphs import output_row_bytes, predict
 from policies.speculation.bandit import BegMabPolicy
 from policies.speculation.chooser import BUCKET_NODES, AdaptivePolicy, most_nodes
 from policies.speculation.graph_plan import (
+    LARGEST_CHUNK,
+    LEAST_CHUNK,
     CapturePlan,
     GraphShape,
     Kind,
@@ -73,6 +75,27 @@ def test_every_step_that_may_come_up_has_a_graph_and_no_larger_one_is_taken(
 
 
 @settings(deadline=None, max_examples=60)
+@given(st.integers(1, 256), st.integers(1, 4096), st.data())
+def test_mixed_steps_have_few_graphs_for_every_chunk_up_to_the_largest(
+    max_running: int, chunk_tokens: int, data: st.DataObject
+) -> None:
+    policy, batches = FixedPolicy(Strategy.parse("suffix:5"), max_running=max_running // 2), batch_buckets(max_running)
+    plan = bucketed_plan(policy.arms_at, batches, chunk_tokens=chunk_tokens)
+    mixed = [graph for graph in plan.graphs if graph.chunk]
+    assert len(mixed) <= 2 * 5 * -(-len(batches) // 3)
+    assert set(plan.graphs) - set(mixed) == set(bucketed_plan(policy.arms_at, batches).graphs)
+    assert max(graph.total_rows for graph in mixed) <= max_running * 6 + min(chunk_tokens, LARGEST_CHUNK)
+    requests = data.draw(st.integers(1, max_running))
+    rows, drawn = data.draw(st.integers(1, min(chunk_tokens, LARGEST_CHUNK))), data.draw(st.integers(0, requests))
+    found = plan.graph_for("target", requests, drawn, rows + 1, chunk=rows)
+    assert found is not None
+    assert found.chunk <= max(2 * rows, 2 * LEAST_CHUNK)
+    assert plan.graph_for("target", requests, drawn, rows + 1, chunk=LARGEST_CHUNK + 1) is None
+    assert plan.graph_for("target", requests, drawn, rows, tree=True, chunk=rows) is None
+    assert plan.graph_for("target", requests, requests, 1).chunk == 0  # type: ignore[union-attr]
+
+
+@settings(deadline=None, max_examples=60)
 @given(st.lists(st.integers(0, 8), min_size=1, max_size=32), st.sampled_from(("suffix:8", "suffix:3", "suffix:5")))
 def test_ragged_chains_compute_at_most_three_times_their_rows(drafted: list[int], strategy: str) -> None:
     """One request with a long draft beside many without: the graph holds the rows there are, not the longest by all."""
@@ -113,9 +136,12 @@ def test_equal_shapes_are_captured_once_and_each_number_touches_one_model() -> N
     both = shapes("eagle:4x3/12", "eagle:6x3/12")  # other depth
     assert both == shapes("eagle:4x3/12")
     wider = shapes("eagle:4x3/12", "eagle:4x4/12")  # other top-k: the drafter only
-    assert wider - both == {GraphShape("drafter", 1, 4), GraphShape("drafter", 2, 4)}
+    assert wider - both == {GraphShape(kind="drafter", batch=1, rows=4), GraphShape(kind="drafter", batch=2, rows=4)}
     more = shapes("eagle:4x3/12", "eagle:4x3/8")  # other tokens to verify: the target only
-    assert more - both == {GraphShape("target", 1, 9, tree=True), GraphShape("target", 2, 9, tree=True)}
+    assert more - both == {
+        GraphShape(kind="target", batch=1, rows=9, tree=True),
+        GraphShape(kind="target", batch=2, rows=9, tree=True),
+    }
     assert all(graph.kind == "target" for graph in shapes("suffix:8", "suffix:12x2/16"))
 
 
@@ -159,7 +185,7 @@ def test_equal_shapes_captured_once_never_cost_more(arms: list[Strategy], max_ru
 def test_drawing_in_the_graph_leaves_no_logits_behind() -> None:
     model, plan = (
         SMALL,
-        CapturePlan((GraphShape("target", 4, 3), GraphShape("target", 2, 3))),
+        CapturePlan((GraphShape(kind="target", batch=4, rows=3), GraphShape(kind="target", batch=2, rows=3))),
     )
     ours, kept = predict(plan, model, drawing=True), predict(plan, model, drawing=False)
     assert (ours.graphs, kept.graphs) == (2, 2)

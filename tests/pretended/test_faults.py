@@ -68,7 +68,7 @@ def run_with(fault: Fault, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> t
     reference = tiny_model(tmp_path, "qwen2", invariant=False)
     model = Transformer(reference.config, device="cuda", batch_invariant=False)
     load_hf_state_dict(model, hf_state_dict(reference))
-    requests = make_requests(3, max_new_tokens=8)
+    requests = make_requests(3, max_new_tokens=24)
     expected = run(engine(model, cuda_graphs=False), requests)
     sound = DecoderForward.__call__
 

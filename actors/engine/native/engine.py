@@ -140,6 +140,7 @@ class NativeEngine(BatchEngine):
             graph_capture = CudaGraphCapture()
         self._truncated = truncated
         self._batches = batch_buckets(options.max_running) if graph_capture is not None else ()
+        self._chunk_tokens = options.prefill_chunk_tokens
         self._graph_capture = graph_capture
         self._runner = ModelRunner(
             model,
@@ -216,8 +217,10 @@ class NativeEngine(BatchEngine):
     def _plan_graphs(self, policy: StrategyPolicy | None) -> None:
         if self._graph_capture is None:
             return
-        plan = bucketed_plan((lambda _: ()) if policy is None else policy.arms_at, self._batches)
+        arms_at = (lambda _: ()) if policy is None else policy.arms_at
+        plan = bucketed_plan(arms_at, self._batches, chunk_tokens=self._chunk_tokens)
         self._runner.plan_graphs(plan)
+        self._tell(self._runner.graphs_failed())
         self._speculator.plan_graphs(plan.drafts, self._graph_capture, self._truncated)
 
     def _accept(self, ticket: Ticket) -> None:
@@ -355,6 +358,7 @@ class NativeEngine(BatchEngine):
         drafts = self._speculator.draft(rest or plan, strategy, self._scheduler.reserve_drafts)
         verified = drafts if checked is None else together(plan, checked, drafts)
         draws = self._run(plan, load, verified)
+        self._tell(self._runner.graphs_failed())
         settled = self._enter(plan, draws, verified, checked)
         self._speculator.drew(settled.new_tokens)
         if self._early is not None:

@@ -18,6 +18,7 @@ from actors.engine.native.forward.draws import Draws, nothing_drawn
 from actors.engine.native.forward.graphs import StepGraphs
 from actors.engine.native.forward.layout import DeviceStep, StepLayout, StepShape
 from actors.engine.native.forward.rejected_rows import DraftedRows, reject
+from contracts.rollout import GraphsFailed
 from drafter.protocol import GraphCapture
 from models import ops
 from models.ops.triton import operators_take
@@ -81,7 +82,7 @@ class DeviceSteps:
                 truncated=truncated,
                 work=self._work,
             )
-        self._kept, self._logits = self._outputs(0)
+        self._kept, self._logits = self._outputs(0, 0)
 
     def resize(self, max_rows: int, mask_width: int) -> None:
         """Allocate buffers for steps of this many rows, with masks of this width."""
@@ -111,14 +112,22 @@ class DeviceSteps:
         """Number of captured graphs."""
         return 0 if self._graphs is None else self._graphs.captured
 
+    def graphs_failed(self) -> GraphsFailed | None:
+        """Return why graphs are used no more, once."""
+        if self._graphs is None or self._graphs.failure is None:
+            return None
+        failure, self._graphs.failure = self._graphs.failure, None
+        return failure
+
     def plan_graphs(self, plan: CapturePlan) -> None:
         """Set the planned graphs, and capture the missing ones."""
         if self._graphs is None:
             return
         self._graphs.replace(plan)
         rows = max((graph.total_rows for graph in plan.of("target")), default=0)
-        if rows > len(self._kept):
-            self._kept, self._logits = self._outputs(rows)
+        draws = max((graph.drawn_rows for graph in plan.of("target")), default=0)
+        if rows > len(self._kept) or (self._rejection and draws > len(self._logits)):
+            self._kept, self._logits = self._outputs(rows, draws)
             self._graphs.forget()
         self._capture()
 
@@ -127,10 +136,10 @@ class DeviceSteps:
             with torch.inference_mode():
                 self._graphs.capture_all(self._upload)
 
-    def _outputs(self, rows: int) -> tuple[Tensor, Tensor]:
+    def _outputs(self, rows: int, draws: int) -> tuple[Tensor, Tensor]:
         """Allocate the graphs' outputs, outside of their pool: kept rows and, for rejection sampling, logits."""
         weight, vocab = self._model.embed_tokens.weight.detach(), self._model.config.vocab_size
-        logits = torch.empty(rows if self._rejection else 0, vocab, dtype=torch.float32, device=self._device)
+        logits = torch.empty(draws if self._rejection else 0, vocab, dtype=torch.float32, device=self._device)
         return weight.new_empty(rows, self._width if self._keep_rows else 0), logits
 
     def moved(self) -> None:
@@ -161,11 +170,13 @@ class DeviceSteps:
             captured = graph.replay is None and self._graphs.capture(graph)
             if graph.replay is not None:
                 graph.replay()
-                total, step = graph.layout.shape.rows, graph.step
+                total, step = graph.layout.shape.draws, graph.step
                 if drafted is not None:
                     self._reject(self._logits[:total], step, drafted, distributions)
                 count = len(rows.arrays["tokens"])
                 kept = self._kept[:count].clone() if self._keep_rows else self._kept[:0]
+                if not rows.sampled:
+                    return nothing_drawn(kept, offsets, captured)
                 return self._fetch(rows.sampled, total, kept, offsets, captured)
         block_tokens = self._cache.block_tokens
         layout = StepLayout(StepShape.of(rows, block_tokens), self._trash_slot, block_tokens, self._work)
@@ -185,15 +196,16 @@ class DeviceSteps:
         return self._fetch(rows.sampled, rows.sampled, computed, offsets, captured)
 
     def _replayed(self, step: DeviceStep) -> None:
-        """The body of a graph; every row is drawn from."""
+        """The body of a graph."""
         computed, hidden = self._forward(step, self._cache)
+        if step.sample_rows is not None:
+            hidden = hidden.index_select(0, step.sample_rows)
         logits = self._model.logits(hidden)
         self._draw(logits, step)
-        rows = len(computed)
         if self._keep_rows:
-            self._kept[:rows].copy_(computed)
+            self._kept[: len(computed)].copy_(computed)
         if self._rejection:
-            self._logits[:rows].copy_(logits)
+            self._logits[: len(logits)].copy_(logits)
 
     def _cutoff(self, logits: Tensor, step: DeviceStep) -> Tensor:
         if step.top_k is None or step.top_p is None:

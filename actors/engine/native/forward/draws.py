@@ -21,7 +21,9 @@ class Draws:
     captured: bool = False  # a graph was captured in this step: ignore its time
 
 
-def nothing_drawn(rows: torch.Tensor, offsets: NDArray[np.int32]) -> Draws:
+def nothing_drawn(rows: torch.Tensor, offsets: NDArray[np.int32], captured: bool = False) -> Draws:
     """Return the result of a step whose prompt chunks all end before their prompts do."""
     none = np.zeros(0, np.float32)
-    return Draws(tokens=np.zeros(0, np.int64), logprobs=none, logprobs_t1=none, rows=rows, offsets=offsets)
+    return Draws(
+        tokens=np.zeros(0, np.int64), logprobs=none, logprobs_t1=none, rows=rows, offsets=offsets, captured=captured
+    )

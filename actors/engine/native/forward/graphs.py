@@ -1,5 +1,7 @@
 """Whole steps as replays of captured graphs: forward, head and draws without a launch per kernel (CUDA).
 
+A graph holds steps of up to so many requests and drawn rows, and mixed steps up to so many rows of prompts besides.
+
 Owns the captured graphs: which there are, when they are captured, which one holds a step. The plan's are captured when
 the engine starts, the largest first; what comes up besides (truncated draws that nobody announced, what the time did
 not suffice for) when it first does. What no graph holds runs eagerly, and after a failed capture everything does.
@@ -15,6 +17,7 @@ import torch
 
 from actors.engine.batch.step.types import StepRows
 from actors.engine.native.forward.layout import Array, DeviceStep, StepLayout, StepShape
+from contracts.rollout import GraphsFailed
 from drafter.protocol import GraphCapture, Replay
 from models.ops.triton.operators import kernel_errors
 from models.ops.triton.work import WorkList
@@ -22,6 +25,7 @@ from models.staging import Upload
 from policies.speculation.graph_plan import CapturePlan, GraphShape
 
 _log = logging.getLogger(__name__)
+_MOST_FITS = 4096  # remembered: mixed steps have ever new numbers of rows
 CAPTURE_LIMIT_S = 60.0  # of one round of captures; the rest are captured at first use
 
 
@@ -90,9 +94,10 @@ class StepGraphs:
         self._compute, self._graph_capture, self._timer = compute, graph_capture, timer
         self._blocks, self._block_tokens, self._trash_slot = blocks, block_tokens, trash_slot
         self._graphs: dict[tuple[GraphShape, bool], StepGraph] = {}
-        self._fits: dict[tuple[int, int, int, int], GraphShape | None] = {}
+        self._fits: dict[tuple[int, ...], GraphShape | None] = {}
         self._plan = CapturePlan(())
         self.works = True
+        self.failure: GraphsFailed | None = None  # why it does not, until somebody takes it
 
     @property
     def captured(self) -> int:
@@ -111,14 +116,16 @@ class StepGraphs:
 
     def find(self, rows: StepRows) -> tuple[GraphShape, bool] | None:
         """Return the graph (shape, truncated) that fits the step; None: it runs eagerly."""
-        arrays = rows.arrays
-        if not self.works or not rows.sampled or "sample_rows" in arrays:
+        if not self.works:
             return None
-        mask = arrays.get("tree_mask")
+        arrays = rows.arrays
+        mask, chunk = arrays.get("tree_mask"), len(arrays["tokens"]) - rows.sampled
         width = 0 if mask is None else mask.shape[1]
-        key = len(arrays["context_lens"]), rows.sampled, max(rows.most, width), width
+        key = len(arrays["context_lens"]), rows.sampled, max(rows.most, width), width, chunk
         if key not in self._fits:
-            self._fits[key] = self._plan.graph_for("target", *key[:3], tree=width > 0)
+            if len(self._fits) >= _MOST_FITS:
+                self._fits.clear()
+            self._fits[key] = self._plan.graph_for("target", *key[:3], tree=width > 0, chunk=chunk)
         shape = self._fits[key]
         return None if shape is None else (shape, rows.truncated or self._truncated)
 
@@ -131,12 +138,13 @@ class StepGraphs:
                 StepShape(
                     requests=shape.batch,
                     rows=shape.total_rows,
-                    draws=shape.total_rows,
+                    draws=shape.drawn_rows,
                     blocks=self._blocks,
                     most=shape.most_rows,
                     max_context=self._blocks * self._block_tokens,
                     mask_width=shape.most_rows if shape.tree else 0,
                     truncated=truncated,
+                    picked=shape.chunk > 0,
                 ),
                 self._trash_slot,
                 self._block_tokens,
@@ -150,12 +158,12 @@ class StepGraphs:
         """Capture the graph on its arrays' present contents. False: it failed, and graphs are disabled."""
         try:
             graph.replay = self._graph_capture.record(lambda: self._compute(graph.step))
-        except kernel_errors():  # torch.OutOfMemoryError is one
+        except kernel_errors() as error:  # torch.OutOfMemoryError is one
             _log.exception(
                 "no CUDA graph of %s; decoding goes on without graphs, several times slower for few requests",
                 graph.layout.shape,
             )
-            self.works = False
+            self.works, self.failure = False, GraphsFailed(_named(graph), str(error).partition("\n")[0])
             self.forget()
             return False
         _log.debug("captured %s", graph.layout.shape)
@@ -186,3 +194,8 @@ class StepGraphs:
             used_bytes / 2**20,
             "" if done == len(missing) else "; the rest when they first come up",
         )
+
+
+def _named(graph: StepGraph) -> str:
+    shape = graph.layout.shape
+    return f"{shape.rows} rows of {shape.requests} requests"

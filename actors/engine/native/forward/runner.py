@@ -29,6 +29,7 @@ from actors.engine.native.forward.packed_weights import pack_weights
 from actors.engine.native.ranks.leader import Followers
 from actors.engine.native.ranks.orders import CopyBlocks, Move, Order, Resize, Step
 from contracts.engine import Sleep, Wake
+from contracts.rollout import GraphsFailed
 from drafter.protocol import GraphCapture, TargetPasses
 from models import ops
 from models.tensor_parallel import RankGroupError
@@ -123,6 +124,10 @@ class ModelRunner:
         """Set the planned graphs and capture the missing ones. No effect without a graph_capture."""
         if self._device_steps is not None:
             self._device_steps.plan_graphs(plan)
+
+    def graphs_failed(self) -> GraphsFailed | None:
+        """Return why steps are replayed as graphs no more, once."""
+        return None if self._device_steps is None else self._device_steps.graphs_failed()
 
     def sleep(self) -> None:
         """Release the KV cache's memory; its contents are lost."""
