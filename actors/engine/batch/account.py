@@ -105,7 +105,7 @@ class StepAccount:
         elif policy is not None and decoding:
             by_request = _NOTHING  # A plain step of a small model takes 100 us: nothing is built for it in vain.
             if drafts is not None or speculator.room is not None:
-                by_request = _by_request(plan, self._table, drafts, settled, speculator.room)
+                by_request = _by_request(plan, self._table, drafts, settled, speculator.room, speculator.chosen_slots)
             outcome = StepOutcome(
                 kind=_kind(evaluation, typical, speculator.caught_up),
                 strategy=strategy,
@@ -254,13 +254,17 @@ def _by_request(
     drafts: StepDrafts | None,
     settled: Settled,
     room: NDArray[np.int64] | None,
+    decoding: NDArray[np.int64],
 ) -> dict[str, NDArray[np.int64]]:
-    """Return the per-request arrays of a StepOutcome; nothing if nothing was drafted and there was no budget."""
+    """Return the per-request arrays of a StepOutcome; nothing if nothing was drafted and there was no budget.
+
+    `room`: draft limits of `decoding`, the slots that the strategy was chosen for. On vLLM the step may have others: a
+    prompt that ends with one row looks like decoding, and a request may be preempted after the choice."""
     found: dict[str, NDArray[np.int64]] = {}
-    if plan.prefill_tokens:  # requests that end their prompt in this step could not draft
-        allowed = np.zeros(len(plan.slots), np.int64)
-        allowed[(plan.rows == 1) & plan.samples] = table.tokens.shape[1] if room is None else room
-        room = allowed[plan.samples]
+    if plan.prefill_tokens or (room is not None and decoding is not plan.slots):
+        allowed = np.zeros(len(table.length), np.int64)  # requests that end their prompt in this step could not draft
+        allowed[decoding] = table.tokens.shape[1] if room is None else room
+        room = allowed[plan.slots[plan.samples]]
     if room is not None:
         found["room"] = room
     if drafts is None or settled.accepted is None:

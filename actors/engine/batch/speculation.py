@@ -269,6 +269,11 @@ class Speculator:
         """The load of the last step; of a step with early text, of its requests without checks."""
         return self._load
 
+    @property
+    def chosen_slots(self) -> Int64Array:
+        """The slots of the requests of `chosen_for`."""
+        return self._counted
+
     def drew(self, new_tokens: int) -> None:
         """Add the step's new tokens to the count."""
         self._context_tokens += new_tokens
