@@ -354,7 +354,7 @@ class RolloutDispatcher:
                 self._requests.preempted(event.preempted)
                 if event.early is not None and not event.evaluation:
                     self.early.used(event.early)
-                ahead = event.evaluation and self.early.has(seat.name)
+                ahead = self.early.sampled_in(seat.name, evaluation=event.evaluation)
                 if ahead:
                     self.early.tally.spent_s += event.end_s - event.start_s
                 seat.spans.window(event, "early" if ahead else "decode")

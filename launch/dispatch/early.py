@@ -50,6 +50,7 @@ class EarlySampling:
         self._wanted: dict[int, Request] = {}  # the plan by noise key, without requests that were issued since
         self._held: dict[str, dict[int, Request]] = {}  # by worker, by id
         self._aborted: dict[str, dict[int, Request]] = {}  # likewise: their text will still arrive
+        self._just_ended: set[str] = set()  # workers whose last early request came before the window of its last steps
         self._texts: dict[int, IntArray] = {}  # by noise key
         self._given: dict[int, IntArray] = {}  # real requests of the present run, by id
         self._ids = count(FIRST_ID)
@@ -95,6 +96,15 @@ class EarlySampling:
         """Whether the worker's last steps may have been early ones: it looks ahead, or its aborts are under way."""
         return self.holds(worker) or bool(self._aborted.get(worker))
 
+    def sampled_in(self, worker: str, *, evaluation: bool) -> bool:
+        """Return whether a window that the worker reports now has early steps. `evaluation`: the window's.
+
+        Early requests are marked as an evaluation's, and no window has both kinds. The window of the last steps arrives
+        after the text."""
+        early = evaluation and (self.has(worker) or worker in self._just_ended)
+        self._just_ended.discard(worker)
+        return early
+
     def give(self, worker: str, most: int, workers: int) -> tuple[Request, ...]:
         """Return what the idle worker, one of `workers`, samples next: at most `most` requests at once. Text that
         already exists is checked and continued."""
@@ -135,6 +145,8 @@ class EarlySampling:
         """Keep the text of a request that was looked ahead at, complete or not. It is dropped if it comes too late."""
         request = self._held.get(worker, {}).pop(rollout.request_id, None)
         request = request or self._aborted.get(worker, {}).pop(rollout.request_id, None)
+        if request is not None and not self.has(worker):
+            self._just_ended.add(worker)
         if request is None or request.noise_key not in self._wanted:
             return
         if len(rollout.tokens):

@@ -418,13 +418,18 @@ class FailoverLearner:
         loop.tell(LearnerNews.STARTS)
         loop.turn()
         try:
-            deadline_s = loop.clock() + ANSWER_S
-            while self._starter.undecided() and loop.clock() < deadline_s:
-                self._context.interrupt.check()
-                loop.turn(SLICE_S)
+            if self._starter.undecided():
+                self._await_answers()
             return self._starter.start()
         finally:
             loop.tell(LearnerNews.STARTED)
+
+    def _await_answers(self) -> None:
+        loop = self._context.loop
+        deadline_s = loop.clock() + ANSWER_S
+        while self._starter.undecided() and loop.clock() < deadline_s:
+            self._context.interrupt.check()
+            loop.turn(SLICE_S)
 
     def awaited(self, waited_s: float) -> None:
         """Called while ranks start. Raises Interrupted."""

@@ -104,9 +104,15 @@ def head() -> Iterator[Head]:
 
 def test_a_submitted_job_runs_our_code_on_the_cluster(head: Head) -> None:
     done = head.submit("python", "-m", "launch", "config", "examples/cluster/qwen2.5-7b-gsm8k.yaml", "run.steps=3")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "rollout_resource: rollout" in done.stdout
+    assert "rollout_resource: rollout" in done.stdout, done.stdout + done.stderr
     assert "steps: 3" in done.stdout
+    assert "error: model.path" in done.stdout + done.stderr, "the model is not on this cluster"
+    assert done.returncode != 0
+
+
+def test_a_submitted_job_that_ends_well_says_so(head: Head) -> None:
+    done = head.submit("python", "-m", "launch", "--version")
+    assert done.returncode == 0, done.stdout + done.stderr
     assert "succeeded" in done.stdout + done.stderr
 
 

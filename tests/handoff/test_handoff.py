@@ -27,8 +27,8 @@ from tests.handoff.tools import Meeting, equal, like, slow_down, some_weights
 def small_pieces_and_little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(send, "PIECE_BYTES", BLOCK_BYTES)
     for module in (send, receive):
-        monkeypatch.setattr(module, "COME_S", 2.0)
-        monkeypatch.setattr(module, "PATIENCE_S", 2.0)
+        monkeypatch.setattr(module, "COME_S", 5.0)  # beside busy processes too
+        monkeypatch.setattr(module, "PATIENCE_S", 5.0)
 
 
 def began(result: object) -> bool:

@@ -68,6 +68,18 @@ def test_text_goes_with_the_request_of_its_noise_and_is_measured_at_its_end() ->
     assert early.take().responses == 0
 
 
+def test_the_window_of_the_last_steps_arrives_after_the_text_and_is_still_early() -> None:
+    early = planned(2)
+    assert not early.sampled_in("w", evaluation=True), "an evaluation's"
+    first, second = early.give("w", 8, 1)
+    assert early.sampled_in("w", evaluation=True)
+    assert not early.sampled_in("w", evaluation=False)
+    early.finished("w", ended(first.request_id, [1, 2]))
+    early.finished("w", ended(second.request_id, [3]))
+    assert early.sampled_in("w", evaluation=True)
+    assert not early.sampled_in("w", evaluation=True), "an evaluation's again"
+
+
 def test_what_is_aborted_comes_back_and_goes_on_from_its_text() -> None:
     early = planned(3)
     given_ = early.give("w", 2, 1)
