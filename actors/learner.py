@@ -85,10 +85,12 @@ def fix_threads(threads: int) -> None:
 
 
 def keep_freed_memory() -> None:
-    """Have glibc keep freed memory of this process, up to 2 GiB, for the next allocation.
+    """Have glibc keep freed memory of this process for the next allocation.
 
     By default it maps large blocks anew and returns them when they are freed. Linux then clears each page of an
-    operation's result at its first use. No effect with another C library."""
+    operation's result at its first use. Afterwards only what is free above the last used block is returned, beyond
+    2 GiB: not for a process that holds large host copies for a moment, as a GPU's learner does for its weights. No
+    effect with another C library."""
     if (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:
         for parameter, value in ((_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, _KEPT_BYTES), (_M_TOP_PAD, 1 << 26)):
             mallopt(parameter, value)
@@ -100,11 +102,11 @@ class LearnerRank:
     def __init__(self, spec: LearnerSpec, index: int, size: int, log: str | None = None) -> None:
         """log: see log_to."""
         log_to(log, f"learner-{index}")
-        if ray.is_initialized() and ray.get_runtime_context().get_actor_id() is not None:  # its own process
+        self._own_process = ray.is_initialized() and ray.get_runtime_context().get_actor_id() is not None
+        if self._own_process:
             # Ray's handler raises SystemExit anywhere in the rank, and a checkpoint would report it as a failed write.
             # The rank has nothing to hand over, so it just ends.
             on_sigterm(partial(os._exit, 1))
-            keep_freed_memory()
         self._spec, self._index, self._size = spec, index, size
         self._trainer: Trainer | None = None
         self._store: Any = None
@@ -156,6 +158,8 @@ class LearnerRank:
 
         torch.set_num_threads(threads)
         kind = choose_device(options.device, "learner.device")
+        if kind == "cpu" and self._own_process:
+            keep_freed_memory()
         rank = Rank(self._index, self._size, torch.device(kind, 0) if kind == "cuda" else torch.device("cpu"))
         if self._size > 1:
             store = self._store or join_store(host, port, self._size, start_timeout_s)
