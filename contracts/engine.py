@@ -81,7 +81,7 @@ class Remember(Command):
 
 
 @dataclass(frozen=True, slots=True)
-class Record(Command):
+class RecordStates(Command):
     """Record hidden states of requests that begin from now on, or stop. An engine that was not started to record, or
     has none, ignores it."""
 
@@ -118,7 +118,7 @@ EngineCommand = (
     | Sleep
     | Wake
     | Remember
-    | Record
+    | RecordStates
     | SaveDrafters
     | LoadDrafters
     | UpdateDrafter

@@ -24,15 +24,15 @@ _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # by bytes of an elem
 ROW_WORDS = 3
 
 
-class _Form(IntEnum):
+class _PieceForm(IntEnum):
     SAME = 0
     GAPS8 = 1
     GAPS16 = 2
     WHOLE = 3
 
 
-_FORMS = frozenset(_Form)
-_MOST = {_Form.GAPS8: 255, _Form.GAPS16: 65535}
+_FORMS = frozenset(_PieceForm)
+_MOST = {_PieceForm.GAPS8: 255, _PieceForm.GAPS16: 65535}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class _Cut:
     high: int
 
 
-class Layout:
+class PieceLayout:
     """Places of tensors in the pieces of a flat buffer."""
 
     def __init__(self, specs: Sequence[TensorSpec], total_bytes: int, piece_bytes: int) -> None:
@@ -75,7 +75,7 @@ class Before:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._buffer: Tensor | None = None
-        self._layout: Layout | None = None
+        self._layout: PieceLayout | None = None
         self.checksum: int | None = None  # None: the copy is missing or incomplete
         self._changed, self.sent_bytes = 0, 0  # of the present hand-off
 
@@ -100,7 +100,7 @@ class Before:
                 self._buffer = torch.empty(total_bytes, dtype=torch.uint8, device=self._device)
             except RuntimeError as error:  # includes torch's OutOfMemoryError
                 return f"no memory for a copy of {total_bytes} bytes: {error}"
-        self._layout = Layout(specs, total_bytes, piece_bytes)
+        self._layout = PieceLayout(specs, total_bytes, piece_bytes)
         self.checksum, self._changed, self.sent_bytes = None, 0, 0
         return ""
 
@@ -129,7 +129,7 @@ class Before:
 
 
 @torch.no_grad()
-def encode(layout: Layout, number: int, old: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:
+def encode(layout: PieceLayout, number: int, old: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:
     """Return what leads from `old` to `new`, both piece `number`: the header int64 [cuts, ROW_WORDS] on the host, and
     the body uint8 on the device of `new`."""
     start, rows, body = number * layout.piece_bytes, [], []
@@ -148,31 +148,32 @@ def _row(was: Tensor, now: Tensor) -> tuple[int, int, Tensor, Tensor]:
     at = (was != now).nonzero().view(-1)
     changed, saved = at.numel(), (now.numel() - at.numel()) * now.element_size()
     if not changed:
-        return _Form.SAME, 0, nothing, nothing
+        return _PieceForm.SAME, 0, nothing, nothing
     if changed < saved:  # positions take at least one byte each
         gaps = at.diff(prepend=at.new_full((1,), -1)) - 1
         sizes = {
-            form: (1 + (form is _Form.GAPS16)) * (changed + int((gaps // most).sum())) for form, most in _MOST.items()
+            form: (1 + (form is _PieceForm.GAPS16)) * (changed + int((gaps // most).sum()))
+            for form, most in _MOST.items()
         }
         form = min(sizes, key=lambda form: sizes[form])
         if sizes[form] < saved:
             return form, changed, _coded(gaps, form), now[at].view(torch.uint8)
-    return _Form.WHOLE, now.numel(), nothing, now.view(torch.uint8)
+    return _PieceForm.WHOLE, now.numel(), nothing, now.view(torch.uint8)
 
 
-def _coded(gaps: Tensor, form: _Form) -> Tensor:
+def _coded(gaps: Tensor, form: _PieceForm) -> Tensor:
     """Encode each gap as copies of the largest word, then the remainder, which is smaller than the largest word."""
     most = _MOST[form]
     ends = (gaps // most + 1).cumsum(0) - 1
     out = torch.full((int(ends[-1]) + 1,), most, dtype=torch.int32, device=gaps.device)
     out[ends] = (gaps % most).int()
-    return out.to(torch.uint8 if form is _Form.GAPS8 else torch.int16).view(torch.uint8)
+    return out.to(torch.uint8 if form is _PieceForm.GAPS8 else torch.int16).view(torch.uint8)
 
 
 class Changer:
     """Applies the changes of pieces to live tensors, in place."""
 
-    def __init__(self, layout: Layout, targets: Mapping[str, Tensor]) -> None:
+    def __init__(self, layout: PieceLayout, targets: Mapping[str, Tensor]) -> None:
         """`targets` by name: contiguous, of the layout's shapes and dtypes (as models.pieces.Scatter requires)."""
         self._layout, self._targets = layout, targets
         self._flat = [targets[spec.name].detach().reshape(-1).view(torch.uint8) for spec in layout.specs]
@@ -186,7 +187,11 @@ class Changer:
         size = 0
         for cut, (form, changed, positions) in self._rows(number, header):
             values = changed * self._layout.item_bytes(cut)
-            sound = form in _FORMS and min(positions, changed) >= 0 and (form != _Form.SAME or positions + changed == 0)
+            sound = (
+                form in _FORMS
+                and min(positions, changed) >= 0
+                and (form != _PieceForm.SAME or positions + changed == 0)
+            )
             if not sound or positions + values > cut.high - cut.low:
                 raise HandOffError(f"the changes of piece {number} are damaged")
             size += positions + values
@@ -201,17 +206,17 @@ class Changer:
             positions = body[at : at + position_bytes]
             values = body[at + position_bytes : at + position_bytes + changed * item]
             at += position_bytes + changed * item
-            if form == _Form.SAME:
+            if form == _PieceForm.SAME:
                 continue
             first = self._layout.specs[cut.number].offset_bytes
             target = self._flat[cut.number][cut.low - first : cut.high - first].view(_WORDS[item])
             new = values.to(target.device).clone().view(_WORDS[item])  # it may start at any byte
-            if form == _Form.WHOLE:
+            if form == _PieceForm.WHOLE:
                 if new.numel() != target.numel():
                     raise HandOffError(f"{new.numel()} elements came for all {target.numel()}")
                 target.copy_(new)
                 continue
-            target[_places(_Form(form), positions.to(target.device), changed, target.numel())] = new
+            target[_places(_PieceForm(form), positions.to(target.device), changed, target.numel())] = new
 
     def checksum(self) -> int:
         """Return the checksum of the buffer that the tensors make."""
@@ -227,10 +232,10 @@ class Changer:
         return zip(self._layout.cuts(number), rows, strict=True)
 
 
-def _places(form: _Form, positions: Tensor, changed: int, count: int) -> Tensor:
+def _places(form: _PieceForm, positions: Tensor, changed: int, count: int) -> Tensor:
     """Return the indices of the `changed` elements, int64. Raises HandOffError for another number of them, or one that
     is not below `count`."""
-    short = form is _Form.GAPS8
+    short = form is _PieceForm.GAPS8
     words = positions.long() if short else positions.clone().view(torch.int16).long() & 0xFFFF
     ends = (words != _MOST[form]).nonzero().view(-1)
     at = words.cumsum(0)[ends] + torch.arange(ends.numel(), device=ends.device)

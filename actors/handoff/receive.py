@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from actors.handoff.board import Board, Excuse, connect, now_and_then, own_address, place_of
-from actors.handoff.changes import Changer, Layout
+from actors.handoff.changes import Changer, PieceLayout
 from actors.handoff.group import BroadcastGroup
 from actors.handoff.send import COME_S, FORM_S, PATIENCE_S
 from actors.handoff.window import opened
@@ -81,7 +81,7 @@ class Receiver:
         changer = None
         if plan["changes"] and way == "broadcast" and targets is not None:
             way, pieces = "delta", iter(())
-            changer = Changer(Layout(offer.tensors, offer.total_bytes, plan["piece_bytes"]), targets)
+            changer = Changer(PieceLayout(offer.tensors, offer.total_bytes, plan["piece_bytes"]), targets)
         try:
             if changer is not None:
                 for number, header, body in self._changes(board, offer, plan, changer):

@@ -15,7 +15,7 @@ from ray.exceptions import RayError
 
 from actors.engine.shared_rollouts import pack
 from actors.loop import EventLoop
-from contracts.engine import LoadDrafters, Record, Remember, SaveDrafters, UpdateDrafter
+from contracts.engine import LoadDrafters, RecordStates, Remember, SaveDrafters, UpdateDrafter
 from contracts.rollout import DrafterLoaded, IntArray
 from launch.dispatch.seat import FETCH_TIMEOUT_S, Seat, SeatState, Weights
 from models.manifest import WeightsManifest
@@ -65,7 +65,7 @@ class DrafterMessages:
     def _send_record(self, seat: Seat) -> None:
         if self._listens(seat):
             with suppress(RayError):
-                self._sent[seat].append(seat.tell(Record(self._records)))
+                self._sent[seat].append(seat.tell(RecordStates(self._records)))
 
     def started(self, seat: Seat) -> None:
         """Send the state and weights to a worker whose engine has come up."""

@@ -26,7 +26,7 @@ from contracts.engine import (
     Abort,
     EngineCommand,
     LoadDrafters,
-    Record,
+    RecordStates,
     Remember,
     SaveDrafters,
     Sleep,
@@ -225,7 +225,7 @@ class FakeCore:
                 assert memory is not None
                 pairs = zip(*unpack(memory, own_index), strict=True)
                 self._note({"remember": [[prompt.tolist(), response.tolist()] for prompt, response in pairs]})
-            case Record(on):
+            case RecordStates(on):
                 self._note({"record": on})
             case SaveDrafters(directory):
                 return None if options.mute_drafters else self._save(directory)

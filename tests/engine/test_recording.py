@@ -13,7 +13,7 @@ from actors.engine.native.engine import NativeEngine
 from actors.engine.native.hidden import recording as module
 from actors.engine.native.hidden.budget import MARGIN, Share, request_draw
 from config.strategy import Strategy
-from contracts.engine import Record
+from contracts.engine import RecordStates
 from contracts.records import SequenceRecord
 from contracts.rollout import Event, Recorded, Request, Rollout
 from drafter.protocol import BatchView, Drafts
@@ -197,7 +197,7 @@ def test_a_drafter_at_rest_costs_no_recording(model: Transformer) -> None:
     core = recording_engine(model)
     for seed, on in enumerate((True, False, True)):
         requests = make_requests(6, prompts=3, seed=seed)
-        core.apply(Record(on), None)
+        core.apply(RecordStates(on), None)
         core.submit(requests)
         events = drain(core)
         if on:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from actors.handoff import receive, send
-from actors.handoff.changes import Changer, Layout, encode
+from actors.handoff.changes import Changer, PieceLayout, encode
 from actors.handoff.receive import Receiver
 from contracts.handoff import HandOffError, Received, Sent
 from models.checksum import BLOCK_BYTES
@@ -48,7 +48,7 @@ def test_changes_lead_from_any_bits_to_any_others(
     """NaN and -0.0 included, over pieces that end within tensors; and no body is larger than its piece."""
     random = np.random.default_rng(seed)
     specs, total = lay_out((f"t{i}", dtype, shape) for i, (dtype, shape) in enumerate(shapes))
-    layout, old = Layout(specs, total, piece), torch.zeros(total, dtype=torch.uint8)
+    layout, old = PieceLayout(specs, total, piece), torch.zeros(total, dtype=torch.uint8)
     new = old.clone()
     targets = {}
     for spec in specs:
@@ -81,7 +81,7 @@ def test_changes_lead_from_any_bits_to_any_others(
 def test_a_damaged_header_or_position_is_refused_or_found_by_the_checksum(data: st.DataObject) -> None:
     specs, total = lay_out([("a", "bfloat16", (500,)), ("b", "int8", (900,))])
     random = np.random.default_rng(3)
-    layout, old = Layout(specs, total, 2048), torch.zeros(total, dtype=torch.uint8)
+    layout, old = PieceLayout(specs, total, 2048), torch.zeros(total, dtype=torch.uint8)
     new = old.clone()
     new[torch.from_numpy(random.integers(0, 1000, 30))] = 5
     header, body = encode(layout, 0, old[:2048], new[:2048])

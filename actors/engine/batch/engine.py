@@ -24,7 +24,7 @@ from contracts.engine import (
     EngineCommand,
     LoadDrafters,
     ReceiveWeights,
-    Record,
+    RecordStates,
     Remember,
     SaveDrafters,
     Sleep,
@@ -110,7 +110,7 @@ class BatchEngine(ABC):
                 self.wake()
             case Remember(own_index):
                 self.remember(*unpack(_given(memory), own_index))
-            case Record(on):
+            case RecordStates(on):
                 self.record(on)
             case SaveDrafters(directory):
                 return DraftersSaved(directory, self.save_drafters(directory))
