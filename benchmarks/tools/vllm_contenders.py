@@ -198,6 +198,9 @@ class Forced:
             decodes = request.num_computed_tokens >= request.num_tokens - 1
             request.spec_token_ids = [1] * (self.drafts if decodes else 0)
 
+    def verifies_network(self) -> bool:
+        return False
+
     def drafts_to_make(self) -> int:
         return 0
 

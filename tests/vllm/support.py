@@ -74,6 +74,9 @@ class Drafting:
             if request.num_computed_tokens >= request.num_tokens - 1:
                 request.spec_token_ids = self._propose(request)
 
+    def verifies_network(self) -> bool:
+        return False
+
     def drafts_to_make(self) -> int:
         return 0
 

@@ -80,6 +80,7 @@ SURFACE: Mapping[str, Mapping[str, Sequence[str] | None]] = {
         "GPUModelRunner._bookkeeping_sync": (),
         "GPUModelRunner.execute_model": ("scheduler_output",),
         "GPUModelRunner._sample": ("logits", "spec_decode_metadata"),
+        "GPUModelRunner._get_spec_decode_draft_probs": ("spec_decode_metadata",),
         **dict.fromkeys(
             f"GPUModelRunner.{x}"
             for x in (
@@ -92,6 +93,7 @@ SURFACE: Mapping[str, Mapping[str, Sequence[str] | None]] = {
     "v1/spec_decode/llm_base_proposer.py": {
         "SpecDecodeBaseProposer.propose": ("num_speculative_tokens", "common_attn_metadata"),
         "SpecDecodeBaseProposer._draft_attn_layer_names": None,
+        "SpecDecodeBaseProposer._last_draft_probs": None,
     },
     "v1/attention/backend.py": {"CommonAttentionMetadata.batch_size": ()},
     "v1/spec_decode/custom_class_proposer.py": {"create_custom_proposer": ("vllm_config",)},

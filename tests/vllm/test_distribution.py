@@ -18,6 +18,7 @@ from actors.engine.vllm.patches import mend_worker
 from actors.engine.vllm.seeds import seed_of
 from models.noise import noise_key
 from models.packed import PackedContext
+from models.transformer import Transformer
 from tests.vllm.support import VLLM, Drafting, RawEngine, expansion_of_the_wheel, tiny_checkpoint, wheel_is_wrong
 
 pytestmark = [*VLLM, pytest.mark.slow]
@@ -72,17 +73,18 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     directory, model = tiny_checkpoint(tmp_path_factory.mktemp("model"), vocab_size=VOCAB, initializer_range=0.15)
     engine = RawEngine(directory, draft_tokens=DEPTH, max_num_seqs=512, max_num_batched_tokens=4096)
     engine.core.collective_rpc(mend_worker)
+    yield World(engine, law_of(model, lambda logits: logits.softmax(-1)), law_of(model, truncated))
+    engine.close()
+
+
+def law_of(model: Transformer, constrain: Callable[[Tensor], Tensor]) -> Law:
+    """What the model draws a response to PROMPT from; `constrain`: logits to probabilities, on the last dimension."""
     texts = torch.tensor([[*PROMPT, a, b] for a in range(VOCAB) for b in range(VOCAB)])
     with torch.no_grad():
         hidden = model(texts.flatten(), PackedContext.from_lengths([texts.shape[1]] * len(texts)))
         logits = model.logits(hidden).double().view(VOCAB, VOCAB, -1, VOCAB)[:, :, len(PROMPT) - 1 :]
-
-    def law(constrain: Callable[[Tensor], Tensor]) -> Law:
-        p = constrain(logits)
-        return Law(p[0, 0, 0], p[:, 0, 1], p[:, :, 2])
-
-    yield World(engine, law(lambda logits: logits.softmax(-1)), law(truncated))
-    engine.close()
+    p = constrain(logits)
+    return Law(p[0, 0, 0], p[:, 0, 1], p[:, :, 2])
 
 
 def truncated(logits: Tensor) -> Tensor:

@@ -46,6 +46,9 @@ class Counting:
             if request.num_output_tokens and (drafts := self._instead(self._step, request)) is not None:
                 request.spec_token_ids = drafts
 
+    def verifies_network(self) -> bool:
+        return False
+
     def drafts_to_make(self) -> int:
         self._step += 1
         return self._depth(self._step)

@@ -21,9 +21,11 @@ from actors.engine.vllm.worker_drafts import WorkerDrafter
 from actors.engine.wire import Start
 from config.catalogue import CATALOGUE, weights_path
 from drafter.build import build_retrieval, wanted_drafters
+from models.config import read_config
 from models.device import choose_device
 from policies.speculation.build import build_policy
 
+DRAWN_BYTES = 256 << 20  # at most, of the probabilities by which drafts were drawn; else the most probable are drafted
 _log = logging.getLogger(__name__)
 
 
@@ -50,7 +52,9 @@ def build(start: Start) -> VllmEngine:
         speculative: dict[str, Any] | None = None
         if network is not None and policy is not None:
             drafter = _model_drafter(network, start, directory)
-            speculative = drafter.speculative_config(max_nodes, ranks)
+            vocabulary = int(read_config(start.model.path)["vocab_size"])
+            drawn = 4 * vocabulary * max_nodes * options.max_running <= DRAWN_BYTES
+            speculative = drafter.speculative_config(max_nodes, ranks, drawn=drawn)
         elif policy is not None:
             speculative = {"method": "custom_class", "model": NO_PROPOSER, "num_speculative_tokens": max_nodes}
         from actors.engine.vllm.backend import VllmBackend  # imports vLLM

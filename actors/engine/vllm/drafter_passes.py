@@ -6,6 +6,7 @@ gone. A quantised copy's can: it approximates the target's K/V, which is in the 
 are timed where they run, since the engine only sees whole steps.
 """
 
+import functools
 from collections import deque
 from collections.abc import Callable
 from time import perf_counter
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 _MOST_RUNNING = 64
+NETWORK_DRAFTS = "paceline_network_drafts"  # set on vLLM's SchedulerOutput; see StepControl.verifies_network
 NOT_AT_ALL = -1  # `num_spec_tokens_to_schedule`: no pass. 0, as in vLLM: one pass that keeps the K/V complete
 
 
@@ -39,6 +41,7 @@ class DrafterPasses:
         requests = self._runner.input_batch.req_ids
         if num_speculative_tokens == NOT_AT_ALL:
             self._missed = True
+            self._runner.drafter._last_draft_probs = None
             self._whole.difference_update(requests)
             return torch.empty(attention.batch_size(), 0, dtype=torch.int64, device=self._runner.device)
         begun = self._mark()
@@ -86,6 +89,27 @@ class DrafterPasses:
             drafter[blocks] = target[blocks]
         self._whole.intersection_update(self._runner.requests)
         self._whole.update(requests)
+
+
+def verify_by_step(runner: Any) -> None:
+    """Have the rejection sampler use the network's probabilities only in steps that verify the network's own drafts.
+
+    vLLM keeps the probabilities of its last proposal. Drafts of others in their place were not drawn by them, so the
+    result would have another distribution; those count as certain."""
+    execute, probabilities = runner.execute_model, runner._get_spec_decode_draft_probs
+    own = False
+
+    @functools.wraps(execute)
+    def execute_model(scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+        nonlocal own
+        own = getattr(scheduler_output, NETWORK_DRAFTS, False)
+        return execute(scheduler_output, *args, **kwargs)
+
+    @functools.wraps(probabilities)
+    def of_own_drafts(spec_decode_metadata: Any) -> Any:
+        return probabilities(spec_decode_metadata) if own else None
+
+    runner.execute_model, runner._get_spec_decode_draft_probs = execute_model, of_own_drafts
 
 
 def _pairs(runner: Any) -> list[tuple[Tensor, Tensor]]:

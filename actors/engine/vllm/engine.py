@@ -254,6 +254,10 @@ class VllmEngine(BatchEngine):
             for request, tokens, count in chains:
                 request.spec_token_ids = tokens[:count]
 
+    def verifies_network(self) -> bool:
+        """See StepControl."""
+        return self._worker is not None and self._strategy.drafter == self._worker.name
+
     def drafts_to_make(self) -> int:
         """See StepControl."""
         return 0 if self._worker is None else self._worker.drafts_to_make(self._next)

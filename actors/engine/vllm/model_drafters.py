@@ -32,17 +32,17 @@ class ModelDrafter:
     shapes: Mapping[str, torch.Size]  # of an update's tensors; empty: derived from the target's
     copies_target: bool = False  # layer by layer, so that its K/V approximate the target's
 
-    def speculative_config(self, drafts: int, tensor_parallel: int = 1) -> dict[str, Any]:
+    def speculative_config(self, drafts: int, tensor_parallel: int = 1, *, drawn: bool = False) -> dict[str, Any]:
         """Return the speculative_config of EngineArgs. `drafts`: the deepest strategy of any drafter.
 
-        Drafts are the most probable tokens. If they were sampled, vLLM would need their probabilities, and could not
-        verify drafts that the scheduler substitutes."""
+        `drawn`: drafts are drawn at the request's temperature, and verified by their probabilities; otherwise they are
+        the most probable tokens."""
         return {
             "method": self.method,
             "model": str(self.directory),
             "num_speculative_tokens": drafts,
             "draft_tensor_parallel_size": tensor_parallel,
-            "draft_sample_method": "greedy",
+            "draft_sample_method": "probabilistic" if drawn else "greedy",
         }
 
 

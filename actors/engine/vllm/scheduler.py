@@ -10,6 +10,8 @@ from typing import Any, Protocol
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import RequestStatus
 
+from actors.engine.vllm.drafter_passes import NETWORK_DRAFTS
+
 
 class StepControl(Protocol):
     """Makes the decisions. vLLM's scheduler calls the methods in this order, for every step."""
@@ -17,6 +19,10 @@ class StepControl(Protocol):
     def before_schedule(self, running: list[Any]) -> None:
         """`running`: vLLM's requests in the batch. May set their `spec_token_ids`, which this step verifies as far as
         there is room."""
+
+    def verifies_network(self) -> bool:
+        """Return whether this step's drafts are those that vLLM's own drafter proposed, or the first of them, and not
+        others in their place: then it verifies them by the probabilities with which they were drawn."""
 
     def drafts_to_make(self) -> int:
         """Return how many tokens vLLM's own drafter proposes per request at the end of this step, for the next."""
@@ -39,6 +45,7 @@ class PacelineScheduler(Scheduler):  # type: ignore[misc]
         scheduled = super().schedule(*args, **kwargs)
         if self.control is not None:
             scheduled.num_spec_tokens_to_schedule = self.control.drafts_to_make()
+            setattr(scheduled, NETWORK_DRAFTS, self.control.verifies_network())
         return scheduled
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:

@@ -77,6 +77,9 @@ class _Control:
             drafts = response.drafts(known)[: RESPONSE_TOKENS - known - 1] if known else []
             self.drafted[request.request_id] = request.spec_token_ids = drafts
 
+    def verifies_network(self) -> bool:
+        return False
+
     def drafts_to_make(self) -> int:
         return 0
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from actors.engine.vllm.drafter_passes import DrafterPasses
+from actors.engine.vllm.drafter_passes import DrafterPasses, verify_by_step
 from models.manifest import WeightsManifest
 from models.weights import Buffer, unpack
 
@@ -57,6 +57,8 @@ class PacelineWorker:
         """Let the scheduler decide when the drafter runs; see DrafterPasses."""
         runner = self.model_runner
         runner.drafter.propose = DrafterPasses(runner, copies_target).propose
+        if runner.speculative_config.draft_sample_method == "probabilistic":
+            verify_by_step(runner)
 
     def paceline_draft_s(self, drafts: int) -> float | None:
         """Return recent drafting seconds; see DrafterPasses.seconds."""
