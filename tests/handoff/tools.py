@@ -45,7 +45,7 @@ class Meeting:
 
     def receiver(self) -> Receiver:
         receiver = Receiver(HOST)
-        receiver._client = connect(self.address)
+        receiver._client, receiver._store = connect(self.address), self.address  # likewise, and not again
         return receiver
 
     def terms(self, receivers: int, way: Way = "auto", version: int = 1, *, changes: bool = False) -> Terms:
