@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 
 from actors.learner import PublishedDelta
 from actors.learner_group import STARTING, LearnerGroup, StepUnderWay
-from actors.loop import SLICE_S
 from actors.training.checkpoint import CheckpointError
 from actors.training.errors import LearnerLostError
 from config.learner import OptimizerOptions
@@ -419,17 +418,15 @@ class FailoverLearner:
         loop.turn()
         try:
             if self._starter.undecided():
-                self._await_answers()
+                loop.wait(self._decided, loop.clock() + ANSWER_S)
             return self._starter.start()
         finally:
             loop.tell(LearnerNews.STARTED)
 
-    def _await_answers(self) -> None:
-        loop = self._context.loop
-        deadline_s = loop.clock() + ANSWER_S
-        while self._starter.undecided() and loop.clock() < deadline_s:
-            self._context.interrupt.check()
-            loop.turn(SLICE_S)
+    def _decided(self) -> bool:
+        """Return whether the ranks' places wait for no node's answer. Raises Interrupted."""
+        self._context.interrupt.check()
+        return not self._starter.undecided()
 
     def awaited(self, waited_s: float) -> None:
         """Called while ranks start. Raises Interrupted."""

@@ -43,15 +43,10 @@ def vllm_python() -> str | None:
     return str(built / "bin/python") if (built / ".installed").exists() else None
 
 
-pytestmark = [
-    pytest.mark.vllm,
-    pytest.mark.slow,
-    pytest.mark.timeout(600),
-    pytest.mark.skipif(
-        vllm_python() is None,
-        reason="no vLLM: make test-vllm, or set PACELINE_VLLM_PYTHON to an interpreter that has it",
-    ),
-]
+needs_vllm = pytest.mark.skipif(
+    vllm_python() is None, reason="no vLLM: make test-vllm, or set PACELINE_VLLM_PYTHON to an interpreter that has it"
+)
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(600), needs_vllm]
 
 
 def greedy(prompts: list[np.ndarray]) -> list[Request]:

@@ -20,7 +20,7 @@ from drafter.training.head import TargetHead
 from drafter.training.trainer import DrafterTrainer
 from models.checkpoint import init_model, save_model
 from models.transformer import Transformer
-from tests.drafter.test_export_vllm import PROMPTS, decode_with_vllm, greedy, ours, vllm_python
+from tests.drafter.test_export_vllm import PROMPTS, decode_with_vllm, greedy, needs_vllm, ours
 from tests.drafter.test_published import SETTINGS, speculators
 from tests.engine.support import VOCAB, drain, options_of, rollouts, write_config
 
@@ -28,10 +28,7 @@ pytestmark = [
     pytest.mark.vllm,
     pytest.mark.slow,
     pytest.mark.timeout(900),
-    pytest.mark.skipif(
-        vllm_python() is None,
-        reason="no vLLM: make test-vllm, or set PACELINE_VLLM_PYTHON to an interpreter that has it",
-    ),
+    needs_vllm,
     pytest.mark.skipif(
         "PACELINE_SPECULATORS_PYTHON" not in os.environ,
         reason="set PACELINE_SPECULATORS_PYTHON to an interpreter that has speculators 0.9",
