@@ -18,6 +18,9 @@ VLLM_PINNED := PIP_CONSTRAINT=constraints/vllm.txt PIP_BUILD_CONSTRAINT=constrai
 NATIVE := CMakeLists.txt $(wildcard native/*.cpp native/*.h)
 TINY := examples/guess_and_check
 SEED ?= 0
+# A run is eight processes, and the tests start hundreds of them. Where the environment forbids Python to keep what it
+# has compiled (many images do), each compiles every module anew: half of what a whole run in the tests costs.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo demo-tiny test test-all test-gpu-pretended check bench docs install demo-vllm test-vllm install-vllm clean
 .DEFAULT_GOAL := demo
