@@ -34,7 +34,7 @@ STEPS = "run.steps=12"  # of less than a second: a node takes one to join
 RAYS_EXIT = 1  # Ray's core ends a driver without a raylet, now and then before the driver's own watch does
 RUN_TIMEOUT_S = 300.0
 NOTICE_S = 10.0  # after a notice, at most: then the node goes
-_POLL_S = 0.005
+_POLL_S = 0.02
 
 # lose: the raylet alone, and what hangs on it ends by itself. notice: of the cloud, and the node goes soon after.
 Deed = Literal["add", "kill", "lose", "drain", "notice", "kill_process", "terminate_process", "restart_head"]

@@ -28,9 +28,11 @@ def _built_by_cmake() -> tuple[list[str], list[str]]:
     return sources[1].split(), flags[1].split()
 
 
-def _needs(*programs: str) -> None:
-    if missing := [program for program in programs if shutil.which(program) is None]:
-        pytest.skip(f"{', '.join(missing)} not installed: apt install g++ g++-aarch64-linux-gnu qemu-user")
+def _needs(*programs: str) -> pytest.MarkDecorator:
+    """Before anything is compiled in vain: that takes minutes."""
+    missing = [program for program in programs if shutil.which(program) is None]
+    said = f"{', '.join(missing)} not installed: apt install g++ g++-aarch64-linux-gnu qemu-user"
+    return pytest.mark.skipif(bool(missing), reason=said)
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +67,6 @@ def _checksums(*command: str) -> dict[str, str]:
 @pytest.fixture
 def here(folder: Path) -> dict[str, str]:
     """This machine's, with its AVX2 kernels."""
-    _needs("g++")
     if "avx2" not in Path("/proc/cpuinfo").read_text(encoding="utf-8"):
         pytest.skip("compares with the AVX2 kernels, which this CPU cannot run")
     found = _checksums(str(_program("g++", X86, folder)))
@@ -74,14 +75,14 @@ def here(folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.timeout(1800)
+@_needs("g++", "qemu-x86_64")
 def test_a_haswell_computes_the_same_bits(here: dict[str, str], folder: Path) -> None:
-    _needs("qemu-x86_64")
     assert _checksums("qemu-x86_64", "-cpu", "Haswell", str(_program("g++", X86, folder))) == here
 
 
 @pytest.mark.timeout(1800)
+@_needs("g++", "aarch64-linux-gnu-g++", "qemu-aarch64")
 def test_an_aarch64_computes_the_same_bits(here: dict[str, str], folder: Path) -> None:
-    _needs("aarch64-linux-gnu-g++", "qemu-aarch64")
     found = _checksums("qemu-aarch64", str(_program("aarch64-linux-gnu-g++", (), folder)))
     assert found.keys() == here.keys()
     assert {kernel for kernel in found if found[kernel] != here[kernel]} == set()

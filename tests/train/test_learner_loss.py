@@ -73,7 +73,7 @@ def strike(process: "subprocess.Popen[bytes]", run: Path, blow: Blow, source: ra
         begun = at is not None and at.step >= blow.step - (blow.phase in in_step)
         if at is not None and begun and at.phase == blow.phase:
             break
-        time.sleep(0.002)
+        time.sleep(0.01)
     time.sleep(blow.delay_s)
     found = processes_of("learner")
     if process.poll() is not None or not found:

@@ -43,11 +43,10 @@ def learner_processes() -> set[int]:
 
 
 def wait_for_steps(runs: Runs, name: str, process: "subprocess.Popen[bytes]", steps: int) -> None:
-    deadline_s = time.monotonic() + 120
+    """However long that takes: the test's own limit ends what hangs."""
     while len(runs.steps(name)) < steps:
         assert process.poll() is None, (runs.root / f"{name}.log").read_text()
-        assert time.monotonic() < deadline_s, f"{name} did not reach step {steps}"
-        time.sleep(0.01)
+        time.sleep(0.05)
 
 
 def test_sigkill_at_a_random_moment(runs: Runs, ray_head: str, base: list[dict[str, Any]]) -> None:
@@ -72,7 +71,7 @@ def test_ctrl_c_checkpoints_and_stops(runs: Runs, ray_head: str) -> None:
     process = start(runs, ray_head, "interrupted", "checkpoint.every=0", "run.steps=200")
     wait_for_steps(runs, "interrupted", process, 1)
     process.send_signal(signal.SIGINT)
-    assert process.wait(60) == EXIT_INTERRUPTED
+    assert process.wait(240) == EXIT_INTERRUPTED
     log = (runs.root / "interrupted.log").read_text()
     assert "--resume" in log
     done = len(runs.steps("interrupted"))
@@ -91,7 +90,7 @@ def test_a_lost_learner_rank_ends_the_run_with_the_command_that_resumes_it(runs:
     wait_for_steps(runs, name, process, 2)  # so there is a checkpoint
     (learner,) = learner_processes() - before
     os.kill(learner, signal.SIGTERM)
-    assert process.wait(60) == 1
+    assert process.wait(240) == 1
     log = (runs.root / f"{name}.log").read_text()
     assert "--resume" in log
     assert "rank 0" in log
