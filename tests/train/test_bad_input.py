@@ -136,7 +136,6 @@ def test_a_late_bad_line_costs_no_ray_either(runs: Runs) -> None:
 
 
 @pytest.mark.ray
-@pytest.mark.timeout(120)
 def test_missing_weights_are_named_once_and_no_resume_is_offered(runs: Runs) -> None:
     code, shown = fails(runs, "train", *missing_weights(runs.root))
     assert code == 1
@@ -159,7 +158,6 @@ def raises_or_hangs(prompt: str, response: str, record: Json) -> float:
 
 
 @pytest.mark.ray
-@pytest.mark.timeout(120)
 def test_bad_records_and_failing_gradings_cost_only_themselves(runs: Runs) -> None:
     good = [{"prompt": f"{i}", "answer": "1"} for i in range(2)]
     data = lines(runs.root / "mixed.jsonl", *good, "{", {"prompt": "1 " * 90})
@@ -198,7 +196,6 @@ def test_a_run_without_a_single_rollout_stops(runs: Runs) -> None:
 
 
 @pytest.mark.ray
-@pytest.mark.timeout(120)
 @pytest.mark.long
 def test_a_full_disk_leaves_the_checkpoint_before_it_and_the_run_resumes_exactly(
     runs: Runs, monkeypatch: pytest.MonkeyPatch
@@ -228,7 +225,6 @@ def test_a_full_disk_leaves_the_checkpoint_before_it_and_the_run_resumes_exactly
 
 
 @pytest.mark.ray
-@pytest.mark.timeout(120)
 def test_a_run_that_learns_nothing_says_so_where_people_look(runs: Runs) -> None:
     """An untrained model and a format that it never meets; eight RL steps of four groups are enough to be sure."""
     overrides = ("run.steps=9", "reward.terms=[{kind: format, pattern: never}]", "data.eval=null")
