@@ -82,18 +82,22 @@ check: $(STAMP)
 	$(BIN)/lint-imports
 
 # Two processes, a whole file each at a time; plain `python -m pytest` does the same one test after another.
-# What needs vLLM runs where it is installed, and skips where it is nowhere.
+# $(call tests,MARKS): what needs vLLM runs where it is installed, and skips where it is nowhere.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
-test: check
-	$(PYTEST) $(if $(wildcard $(VLLM_STAMP)),-m "not vllm")
+define tests
+	$(PYTEST) -m "$(if $(wildcard $(VLLM_STAMP)),($(1)) and not vllm,$(1))"
 	@if [ -e $(VLLM_STAMP) ]; then $(MAKE) --no-print-directory test-vllm; else \
 	  echo "vLLM tests not run: no $(VLLM); make test-vllm"; fi
+endef
 
-# And the long proofs, and every property test again with more examples; EXAMPLES=7: with others.
-test-all: $(STAMP)
+test: check
+	$(call tests,not long)
+
+# With the long proofs, in one session: they share heads and whole runs with the others. And every property test again
+# with more examples; EXAMPLES=7: with others.
+test-all: check
 	-$(MAKE) --no-print-directory $(SMOLLM)  # where it cannot be had its tests say so and skip
-	$(MAKE) --no-print-directory test
-	$(PYTEST) -m "long and not vllm"
+	$(call tests,long or not long)
 	$(PYTEST) -m hypothesis --hypothesis-profile=random
 
 # What a GPU would run, on a pretended CUDA device in the CPU's torch (tests/pretended, docs/howto/gpu.md); minutes.

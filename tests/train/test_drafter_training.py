@@ -266,11 +266,11 @@ def test_ctrl_c_in_the_middle_of_a_rollout_costs_no_worker_and_no_drafter(
             signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr(RewardPool, "submit", count)
-    rows = long.run("stopped", lambda: False, *TRAINED, f"rollout.rollouts_per_prompt={samples // 2}")
+    rows = long.run("ctrl-c", lambda: False, *TRAINED, f"rollout.rollouts_per_prompt={samples // 2}")
     assert [row["step"] for row in rows] == [1]
     assert graded < 2 * samples
-    assert not any(long.says("stopped", kind) for kind in ("worker_lost", "drafters_not_saved", "recording_failed"))
-    (saved,) = (long.folder("stopped") / "checkpoints").iterdir()
+    assert not any(long.says("ctrl-c", kind) for kind in ("worker_lost", "drafters_not_saved", "recording_failed"))
+    (saved,) = (long.folder("ctrl-c") / "checkpoints").iterdir()
     assert any((saved / DRAFTERS_DIR).iterdir())
 
 

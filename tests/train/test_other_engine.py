@@ -62,4 +62,4 @@ def test_a_run_without_log_probs_at_temperature_1_learns_evaluates_and_resumes(
 def test_an_engine_that_disagrees_stops_the_run_also_without_them(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(opening, "spawn_engine", spawn)
     with pytest.raises(Exception, match=r"log-probs of the sampled tokens differ .*rollout-0"):
-        runs.run("apart", "rollout.engine.backend=vllm", "run.steps=1")
+        runs.run("disagrees", "rollout.engine.backend=vllm", "run.steps=1")
