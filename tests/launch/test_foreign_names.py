@@ -259,6 +259,12 @@ def test_values_are_translated_where_units_differ(write_config: Write) -> None:
         "scale_rewards=False": "objective.normalize=none",
         "beta=0.04": "objective.kl=k3 objective.kl_in=loss objective.kl_coef=0.04",
         "steps_per_generation=8 gradient_accumulation_steps=4": "learner.mini_batches=2",
+        # TRL samples per_device x devices x steps_per_generation completions, by default the accumulated passes
+        "per_device_train_batch_size=16 gradient_accumulation_steps=4 num_generations=8": "rollout.prompts_per_step=8",
+        "per_device_train_batch_size=16 gradient_accumulation_steps=4 learner.ranks=4": "rollout.prompts_per_step=32",
+        "per_device_train_batch_size=8 steps_per_generation=4 gradient_accumulation_steps=2": "learner.mini_batches=2",
+        "per_device_train_batch_size=8 steps_per_generation=6 num_generations=4": "rollout.prompts_per_step=12",
+        "per_device_train_batch_size=8 generation_batch_size=64": "learner.mini_batches=8",
         "eval_strategy=steps eval_steps=7": "eval.every=7",
         "eval_strategy=no": "eval.every=0",
         "r=8": "learner.lora.rank=8",
@@ -271,6 +277,8 @@ def test_values_are_translated_where_units_differ(write_config: Write) -> None:
     }
     for theirs, ours in rows.items():
         assert ours in [issue.ours for issue in refused(path, *theirs.split()).issues], theirs
+    assert "(TRL's default: 8) x devices x this" in str(refused(path, "gradient_accumulation_steps=4"))
+    assert "devices x steps_per_generation / num_generations" in str(refused(path, "per_device_train_batch_size=3"))
     assert "leave it out" in str(refused(path, "beta=0.0"))
     assert "no critic" in str(refused(path, "algorithm.adv_estimator=gae"))
 

@@ -52,6 +52,29 @@ def generation_batch(value: Any, written: Written) -> str:
     return f"{_BATCH}: completions / num_generations"
 
 
+def device_batch(value: Any, written: Written) -> str:
+    """TRL samples `steps_per_generation` times as many completions as fit on all devices at once, by default
+    `gradient_accumulation_steps` times. The devices are learner.ranks here."""
+    names = ("learner.ranks", "gradient_accumulation_steps", "generation_batch_size")
+    devices, accumulated, batch = (written.get(name, 1) for name in names)
+    group = written.get("num_generations", 8)
+    steps = written.get("steps_per_generation", accumulated)
+    if all(isinstance(each, int) and each > 0 for each in (value, devices, group, accumulated, batch, steps)):
+        if "generation_batch_size" not in written and value * devices * steps % group == 0:
+            return generation_batch(value * devices * steps, written)
+        if batch % (value * devices * accumulated) == 0:
+            return put(("learner.mini_batches", batch // (value * devices * accumulated)))
+    return f"{_BATCH}: per_device_train_batch_size x devices x steps_per_generation / num_generations"
+
+
+def accumulated(_: Any, written: Written) -> str:
+    if "steps_per_generation" in written or "generation_batch_size" in written:
+        return f"{LEFT}: it divides learner.mini_batches"
+    if "per_device_train_batch_size" in written:
+        return f"{LEFT}: it multiplies {_BATCH}"
+    return f"{_BATCH}: per_device_train_batch_size (TRL's default: 8) x devices x this / num_generations"
+
+
 def sampled_batch(value: Any, written: Written) -> str:
     """DAPO samples more prompts than it trains on. Here that is one round of sampling, and further rounds fill the
     rest."""
@@ -380,7 +403,7 @@ RULES: Mapping[str, Callable[..., str]] = {
     rule.__name__: rule
     for rule in (
         *(at_least_0, negated, every, files),
-        *(generation_batch, sampled_batch, targets, limit, template_arguments, parallel),
+        *(generation_batch, device_batch, accumulated, sampled_batch, targets, limit, template_arguments, parallel),
         *(advantage, by_std, clip, epsilon, epsilon_high, use_kl_loss, use_kl_in_reward, part_of, beta, dual, divisor),
         *(rounds, overlong, weights, truncate, mask, vllm_correction),
         *(mini_batches, steps_per_generation, eval_strategy, warmup, tokens, offload, greedy, eval_temperature),
