@@ -15,6 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
+from actors.stacks import STDERR, stacks_on_signal
+
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _PACKAGES = ("actors", "config", "contracts", "coordinator", "drafter", "launch", "models", "planner", "policies")
 PRINTS_BYTES = 1 << 16  # limit of user code's output per call
@@ -32,7 +34,7 @@ def unique_name(name: str) -> str:
 
 
 def log_to(path: str | None, name: str) -> None:
-    """Also append this process's lines to the file `path`; None: do nothing.
+    """Also append this process's lines to the file `path`, on SIGUSR1 its stacks; None: do nothing.
 
     If the file cannot be written, the actor continues without it."""
     global _file
@@ -45,6 +47,7 @@ def log_to(path: str | None, name: str) -> None:
         print(f"{name}: no log file: {error}", file=sys.stderr)
     else:
         sys.stderr = _Tee(sys.stderr, _file)
+    stacks_on_signal(STDERR if _file is None else _file.fileno())
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter(FORMAT))
     logging.getLogger().addHandler(handler)

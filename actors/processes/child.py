@@ -11,6 +11,7 @@ from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
 from actors.processes.link import Link
+from actors.stacks import stacks_on_signal
 
 
 def run_child(serve: Callable[[Link], None], failed: Callable[[str], object]) -> NoReturn:
@@ -21,6 +22,7 @@ def run_child(serve: Callable[[Link], None], failed: Callable[[str], object]) ->
     """
     # The terminal's Ctrl-C goes to the whole process group, but the parent decides when to stop.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    stacks_on_signal()  # to the parent, which copies stderr to its log
     link = Link(Connection(int(sys.argv[1])))
     try:
         serve(link)

@@ -4,6 +4,7 @@ It imports no torch, so that its supervisor stays small and responsive while the
 parent, whatever happens to the parent (`actors.processes.child`).
 """
 
+import logging
 import os
 import queue
 import signal
@@ -21,6 +22,7 @@ from typing import Any
 from actors.processes.link import Close, Link
 
 STDERR_LINES = 50
+_log = logging.getLogger(__name__)
 _REPOSITORY = Path(__file__).resolve().parents[len(__name__.split(".")) - 1]  # root of the imports
 
 
@@ -51,6 +53,7 @@ class ChildProcess:
                 text=True,
                 errors="replace",
             )
+        _log.info("%s of %s is process %d", module, name, self.pid)
         self._link = Link(Connection(ours.detach()))
         self._threads = [
             threading.Thread(target=target, name=f"{name}-{target.__name__}", daemon=True)

@@ -6,6 +6,7 @@ deadlines and interprets the lines. The child's end is `actors.processes.user_ma
 
 import contextlib
 import json
+import logging
 import os
 import pickle
 import signal
@@ -19,6 +20,7 @@ from actors.identity import ChildPrints, ended
 from actors.processes.modules import folders
 
 _MAIN = Path(__file__).with_name("user_main.py")
+_log = logging.getLogger(__name__)
 _LINE_BYTES = 1 << 28  # limit of an answer
 
 
@@ -45,6 +47,7 @@ class UserProcess:
             )
         finally:
             self.prints.started()
+        _log.info("%s is process %d", script.name, self._process.pid)
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self.questions: IO[bytes] = self._process.stdin

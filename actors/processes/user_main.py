@@ -6,10 +6,12 @@ the user's reach before any user code runs: descriptor 0 is then /dev/null, 1 is
 user inherit neither pipe. A process forked by the user's code never answers.
 """
 
+import faulthandler
 import importlib.util
 import json
 import os
 import pickle
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -59,6 +61,7 @@ def beside(script: str, name: str) -> Any:
 
 def main() -> None:
     script, setup = sys.argv[1], json.loads(sys.argv[2])
+    faulthandler.register(signal.SIGUSR1, 2)  # as actors.stacks
     module = beside(script, Path(script).stem)  # before the user's folders are searched: they may shadow a module
     module.main(Parent(setup["path"]), setup)
 

@@ -128,7 +128,7 @@ class DeadlineChild:
         if not self._forks or not process.runs:
             self._kill()
             return
-        process.signal(signal.SIGUSR1)
+        process.signal(signal.SIGUSR2)
         deadline = time.monotonic() + _FORK_TIMEOUT_S
         while line := self._line(process, deadline):
             if "forked" in _parsed(line):

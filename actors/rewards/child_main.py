@@ -69,18 +69,18 @@ def _beside(name: str) -> Any:
 
 def stay_behind(parent: "Parent") -> None:
     """Return in a fork of this process. This process stays, and forks again whenever a fork is killed or dies, which it
-    reports by a line. SIGUSR1 kills the computing fork."""
+    reports by a line. SIGUSR2 kills the computing fork."""
     computing = 0
 
     def kill(*_: object) -> None:
         if computing:
             os.kill(computing, signal.SIGKILL)
 
-    signal.signal(signal.SIGUSR1, kill)
+    signal.signal(signal.SIGUSR2, kill)
     while True:
         computing = os.fork()
         if computing == 0:
-            signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+            signal.signal(signal.SIGUSR2, signal.SIG_DFL)
             parent.forked()
             return
         _, status = os.waitpid(computing, 0)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from actors.data import note_end_tokens
+from actors.stacks import stacks_into
 from config.speculation import SpeculationOptions
 from launch.config import Config, ConfigError, Issue
 from launch.errors import as_expected
@@ -39,7 +40,7 @@ def train_here(config: Config) -> int:
 def _train(config: Config, run_dir: Path) -> int:
     older = set_aside(run_dir)
     code_paths(config)
-    with interrupt_flag() as interrupt, Observer(run_dir, config) as observer:
+    with interrupt_flag() as interrupt, Observer(run_dir, config) as observer, stacks_into(run_dir / "run.log"):
         if older is not None:
             observer.event("set_aside", f"the older run of this name is now {older}")
         if left := ", ".join(left_out(config)):

@@ -4,6 +4,8 @@ Owns the run folder's journals, environment.json and run.log. Never decides anyt
 disk, nothing here stops it. Calls may come from any thread.
 """
 
+import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -68,6 +70,7 @@ class Observer(RunObserver):
         self._gauges_at_s: dict[str, float] = {}
         self._sinks = [self._gauges, *open_sinks(run_dir, config, first_step=(resume_from or 0) + 1)]
         self._log = RunLog(run_dir / "run.log")
+        self._log.write(clock(), f"driver is process {os.getpid()} on {socket.gethostname()}")
         self._journals = {name: Journal(run_dir / f"{name}.jsonl") for name in FILES}
         self._spans = SpanJoiner()
         form = config.rollout.quantization

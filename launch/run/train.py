@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from actors.data import note_end_tokens
+from actors.stacks import stacks_into
 from actors.training.checkpoint import (
     LEARNER_DIR,
     CheckpointError,
@@ -91,6 +92,7 @@ def _train(
     with (
         interrupt_flag() as interrupt,
         Observer(run_dir, config, resume_from=None if checkpoint is None else step_of(checkpoint)) as observer,
+        stacks_into(run_dir / "run.log"),
     ):
         for kind, message in cleared:
             observer.event(kind, message)
