@@ -91,7 +91,7 @@ class ClusterOptions(BaseModel, frozen=True, extra="forbid"):
     layout: Annotated[
         Literal["embedded", "colocated", "disaggregated"],
         Field(
-            description="embedded: CPU only; colocated: learner and rollout share GPUs; disaggregated: separate nodes"
+            description="embedded: CPU only; colocated: learner and rollout share GPUs; disaggregated: separate GPUs"
         ),
     ] = "embedded"
     gpus_per_worker: Annotated[

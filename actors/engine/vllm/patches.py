@@ -2,7 +2,7 @@
 
 Both bugs are in the CPU wheel 0.32.0:
 - `expand_batch_to_tokens`, which gives every draft position its request's temperature, top-k and top-p, returns memory
-  that nobody wrote (docs/howto/vllm.md#the-cpu-wheels-temperature-bug).
+  that nobody wrote (docs/results/vllm.md#the-cpu-wheels-temperature-bug).
 - a request with a seed whose prompt is computed in parts ends the engine: after each part but the last, vLLM rewinds
   the request's generator by an offset that generators on CPUs do not have.
 Independent of version and platform; imports vLLM only when called.
