@@ -38,7 +38,7 @@ class Terms:
     receivers: int  # that have the offer; numbered 0, 1, ...
     way: Way
     limit_s: float
-    changes: bool = False  # broadcast only the elements that changed, where every receiver holds what was sent before
+    changes: bool = False  # send only the elements that changed to receivers that hold what was sent before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,4 +59,4 @@ class Sent:
 @dataclass(frozen=True, slots=True)
 class Received:
     checksum: int
-    way: str  # "ipc" | "broadcast" | "delta": by broadcast, only what changed
+    way: str  # "ipc" | "broadcast" | "delta": by either, only what changed

@@ -79,12 +79,14 @@ class Receiver:
                 raise HandOffError(f"the learner left this engine out: {why}")
         sums, began = PieceSums(), False
         changer = None
-        if plan["changes"] and way == "broadcast" and targets is not None:
-            way, pieces = "delta", iter(())
+        if offer.receiver in plan["changes"]:
+            assert targets is not None  # otherwise it holds nothing that the plan could build on
             changer = Changer(PieceLayout(offer.tensors, offer.total_bytes, plan["piece_bytes"]), targets)
+            changes = self._shared_changes if way == "ipc" else self._changes
+            way, pieces = "delta", iter(())
         try:
             if changer is not None:
-                for number, header, body in self._changes(board, offer, plan, changer):
+                for number, header, body in changes(board, offer, plan, changer):
                     began |= body.numel() > 0
                     changer.take(number, header, body)
             for piece in pieces:
@@ -111,6 +113,25 @@ class Receiver:
         return Board(self._client, offer.name, offer.limit_s)
 
     def _shared(self, board: Board, offer: Offer, plan: dict[str, Any], count: int) -> Iterator[Tensor]:
+        for number, _, room in self._windows(board, offer, plan, count):
+            yield room[: _size(offer, plan, number)]
+
+    def _shared_changes(
+        self, board: Board, offer: Offer, plan: dict[str, Any], changer: Changer
+    ) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """Same as `_changes`, from the learner's memory."""
+        count = -(-offer.total_bytes // plan["piece_bytes"])
+        for number, words, room in self._windows(board, offer, plan, count):
+            header = torch.tensor(words, dtype=torch.int64).view(torch.uint8)
+            if header.numel() != changer.header_bytes(number):
+                raise HandOffError(f"the changes of piece {number} are damaged")
+            yield number, header, room[: changer.body_bytes(number, header)]
+
+    def _windows(
+        self, board: Board, offer: Offer, plan: dict[str, Any], count: int
+    ) -> Iterator[tuple[int, list[int], Tensor]]:
+        """Yield each piece's number, what the learner says of it, and its place in the learner's memory, which stays
+        valid until the next is requested."""
         rank, excuse = plan["ranks"][offer.receiver], self._excuse(board, offer)
         board.wait([f"window/{rank}"], "the learner's memory", _PATIENCE * PATIENCE_S, excuse)
         exported = board.read(f"window/{rank}")
@@ -120,7 +141,7 @@ class Receiver:
         two = whole[:room], whole[room:]
         for number in range(count):
             board.wait([f"full/{rank}/{number}"], f"piece {number} of {count}", _PATIENCE * PATIENCE_S, excuse)
-            yield two[number % 2][: _size(offer, plan, number)]
+            yield number, board.read(f"full/{rank}/{number}"), two[number % 2]
             if self._device.type == "cuda":
                 torch.cuda.current_stream(self._device).synchronize()  # from here on it may be overwritten
             board.say(f"taken/{offer.receiver}/{number}")

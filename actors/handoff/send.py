@@ -46,6 +46,7 @@ class Sender:
         start_s = time.monotonic()
         specs, total_bytes = layout
         ways, sums, whole = ["nobody came"] * terms.receivers, PieceSums(), ""
+        plan: dict[str, Any] = {}
         before: Before | None = None
         outlets: list[_Shared | _Broadcast] = []
         window: Window | None = None
@@ -58,52 +59,60 @@ class Sender:
                 plan = self._plan(board, terms, piece_bytes, specs)
                 ways = plan["ways"]
                 mine = [i for i, rank in enumerate(plan["ranks"]) if rank == self._index]
+                others = plan["members"] if self._index == 0 else []
+                if terms.changes and (mine or others):
+                    whole = self._before.begin(specs, total_bytes, piece_bytes)
+                    before = None if whole else self._before
+                whole = whole or plan["whole"]
                 if mine:
                     window = Window(self._device, piece_bytes)
-                    outlets.append(_Shared(board, window, self._index, mine))
-                if self._index == 0 and plan["members"]:
-                    whole = self._before.begin(specs, total_bytes, piece_bytes) if terms.changes else ""
-                    if terms.changes and not whole:
-                        whole, before = plan["whole"], self._before
-                    changes = before if plan["changes"] else None
-                    host = own_address(self._address)
-                    outlets.append(_Broadcast(board, self._group, plan, self._client, host, changes))
+                    outlets.append(_Shared(board, window, self._index, mine, changes=mine[0] in plan["changes"]))
+                if others:
+                    host, changes = own_address(self._address), others[0] in plan["changes"]
+                    outlets.append(_Broadcast(board, self._group, plan, self._client, host, changes=changes))
             except HandOffError as error:
                 ways = [f"{way}: {error}" if way in ("ipc", "broadcast") else str(error) for way in ways]
                 if board is not None:
                     _tell(board, f"window/{self._index}", {"error": str(error)})
             if self._index == 0 or outlets:
-                staged = window.pieces if window is not None else None
+                # Changes are copied into the window, so pieces are then made elsewhere.
+                staged = window.pieces if window is not None and not outlets[0].changes else None
+                encodes = before is not None and any(outlet.changes for outlet in outlets)
                 made = in_pieces(specs, total_bytes, tensors, self._device, into=staged, piece_bytes=piece_bytes)
                 number = -1
                 for number, piece in enumerate(made):
-                    if self._index == 0:
+                    if self._index == 0 or before is not None:
                         sums.add(piece)
+                    changes = before.encoded(number, piece) if before is not None and encodes else None
                     if self._device.type == "cuda":
                         torch.cuda.current_stream(self._device).synchronize()  # others read it without this stream
                     for outlet in outlets:
-                        outlet.give(number, piece)
+                        outlet.give(number, piece, changes)
                     if before is not None:
                         before.replace(number, piece)
                     for outlet in outlets if number else ():
                         outlet.reclaim(number - 1)
                 for outlet in outlets if number >= 0 else ():
                     outlet.reclaim(number)
-            if self._index != 0:
-                return None
-            checksum = sums.value()
             if before is not None:
-                before.end(checksum)
+                before.end(sums.value())
             else:
                 self._before.drop()  # no engine will hold what it holds
+            delta_bytes, changed = (before.sent_bytes, before.share) if before is not None else (0, 1.0)
+            if self._index != 0:
+                if board is not None:
+                    _tell(board, f"delta/{self._index}", [delta_bytes, changed])
+                return None
+            if board is not None and plan.get("changes") and not delta_bytes:
+                delta_bytes, changed = _delta_of(board, plan["ranks"][plan["changes"][0]])
             sent = Sent(
                 version=terms.version,
-                checksum=checksum,
+                checksum=sums.value(),
                 total_bytes=total_bytes,
                 seconds=time.monotonic() - start_s,
                 ways=tuple(ways),
-                delta_bytes=before.sent_bytes if before is not None else 0,
-                changed=before.share if before is not None and before.sent_bytes else 1.0,
+                delta_bytes=delta_bytes,
+                changed=changed if delta_bytes else 1.0,
                 whole=whole,
             )
             if board is not None:
@@ -116,16 +125,18 @@ class Sender:
 
     def _plan(self, board: Board, terms: Terms, piece_bytes: int, specs: Sequence[TensorSpec]) -> dict[str, Any]:
         """Return the way for each receiver. Rank 0 decides once all have reported, or time is up."""
-        board.say(f"rank/{self._index}", place_of(self._device))
+        base = self._before.checksum if terms.changes and self._before.fits(specs) else None
+        board.say(f"rank/{self._index}", {"place": place_of(self._device), "base": "" if base is None else f"{base:x}"})
         if self._index != 0:
             board.wait(["plan"], "rank 0's plan", COME_S + PATIENCE_S)
-            plan: dict[str, Any] = board.read("plan")
-            return plan
+            told: dict[str, Any] = board.read("plan")
+            return told
         end_s = time.monotonic() + COME_S
         board.wait([f"rank/{rank}" for rank in range(self._size)], "a rank of the learner", COME_S)
-        places = [board.read(f"rank/{rank}") for rank in range(self._size)]
-        ways, ranks, members, kinds, others = [], [], [], [self._device.type], []
-        base = self._before.checksum if terms.changes and self._before.fits(specs) else None
+        said = [board.read(f"rank/{rank}") for rank in range(self._size)]
+        places = [one["place"] for one in said]
+        ways, ranks, members, kinds = [], [], [], [self._device.type]
+        based: list[tuple[int, int, bool]] = []  # receivers whose sender has a base: number, rank or -1, holds it too
         for receiver in range(terms.receivers):
             way, rank = "", -1
             try:
@@ -139,10 +150,10 @@ class Sender:
                     way = "broadcast"
                     members.append((here["token"], receiver))
                     kinds.append(here["device"])
-                    if base is not None and here["holds"] != f"{base:x}":
-                        others.append(receiver)
                 else:
                     way = "no rank of the learner is on its device, and the way is ipc"
+                if way in ("ipc", "broadcast") and (base_of := said[max(rank, 0)]["base"]):
+                    based.append((receiver, rank, here["holds"] == base_of))
             except HandOffError as error:
                 way = str(error)
             ways.append(way)
@@ -150,6 +161,7 @@ class Sender:
         tokens = [token for token, _ in members]
         kept = self._group.name if tokens == self._tokens else ""
         self._tokens = tokens
+        whole = {rank: receiver for receiver, rank, holds in reversed(based) if not holds}  # who prevents changes
         plan = {
             "ways": ways,
             "ranks": ranks,
@@ -157,8 +169,8 @@ class Sender:
             "group": kept or terms.name,
             "device": "cuda" if set(kinds) == {"cuda"} else "cpu",
             "piece_bytes": piece_bytes,
-            "changes": base is not None and not others,
-            "whole": f"engine {others[0]} does not hold the weights that were sent before" if others else "",
+            "changes": [receiver for receiver, rank, _ in based if rank not in whole],
+            "whole": f"engine {min(whole.values())} does not hold the weights that were sent before" if whole else "",
         }
         board.say("plan", plan)
         return plan
@@ -167,16 +179,24 @@ class Sender:
 class _Shared:
     """Sends to engines on this rank's device, which copy from the window."""
 
-    def __init__(self, board: Board, window: Window, rank: int, receivers: list[int]) -> None:
-        self._board, self._rank, self._receivers = board, rank, receivers
+    def __init__(self, board: Board, window: Window, rank: int, receivers: list[int], *, changes: bool = False) -> None:
+        """`changes`: the window holds the bodies of what changed instead of pieces."""
+        self.changes = changes
+        self._board, self._window, self._rank, self._receivers = board, window, rank, receivers
         try:
             board.say(f"window/{rank}", {"memory": window.export()})
         except HandOffError as error:
             board.say(f"window/{rank}", {"error": str(error)})
             self._receivers = []
 
-    def give(self, number: int, piece: Tensor) -> None:
-        if self._receivers and not _tell(self._board, f"full/{self._rank}/{number}", ""):
+    def give(self, number: int, piece: Tensor, changes: tuple[Tensor, Tensor] | None) -> None:
+        header: list[int] = []
+        if self._receivers and self.changes and changes is not None:
+            header, body = changes[0].view(torch.int64).tolist(), changes[1]
+            self._window.pieces[number % 2][: body.numel()].copy_(body)
+            if piece.device.type == "cuda":
+                torch.cuda.current_stream(piece.device).synchronize()
+        if self._receivers and not _tell(self._board, f"full/{self._rank}/{number}", header):
             self._receivers = []
 
     def reclaim(self, number: int) -> None:
@@ -205,10 +225,11 @@ class _Broadcast:
         plan: dict[str, Any],
         store: Any,
         host: str,
-        changes: Before | None = None,
+        *,
+        changes: bool = False,
     ) -> None:
-        """`changes`: send only the differences from this buffer."""
-        self._changes = changes
+        """`changes`: send only what changed."""
+        self.changes = changes
         self._board, self._group, self._members = board, group, plan["members"]
         self._device = torch.device(plan["device"])
         self._active, self._started = True, -1
@@ -217,10 +238,10 @@ class _Broadcast:
             size = 1 + len(self._members)
             group.form(store, plan["group"], 0, size, host=host, device=self._device, limit_s=FORM_S[self._device.type])
 
-    def give(self, number: int, piece: Tensor) -> None:
+    def give(self, number: int, piece: Tensor, changes: tuple[Tensor, Tensor] | None) -> None:
         if not self._active:
             return
-        parts = [piece] if self._changes is None else list(self._changes.encoded(number, piece))
+        parts = changes if self.changes and changes is not None else (piece,)
         with self._guarded():
             for part in parts:
                 if part.numel():
@@ -253,6 +274,16 @@ def _gone(board: Board, receivers: Sequence[int]) -> Excuse:
         return next((f"engine {i} gave up" for i in receivers if board.said(f"gone/{i}")), None)
 
     return now_and_then(gone)
+
+
+def _delta_of(board: Board, rank: int) -> tuple[int, float]:
+    """Return the bytes and the share of what changed, as that rank has sent it; (0, 1.0) if it does not say."""
+    try:
+        board.wait([f"delta/{rank}"], "a rank's delta", PATIENCE_S)
+        size, changed = board.read(f"delta/{rank}")
+    except HandOffError:
+        return 0, 1.0
+    return size, changed
 
 
 def _tell(board: Board, key: str, value: object) -> bool:

@@ -14,7 +14,7 @@ from torch import Tensor
 from actors.handoff import receive, send
 from actors.handoff.changes import Changer, PieceLayout, encode
 from actors.handoff.receive import Receiver
-from contracts.handoff import HandOffError, Received, Sent
+from contracts.handoff import HandOffError, Received, Sent, Way
 from models.checksum import BLOCK_BYTES
 from models.dtypes import DTYPES
 from models.manifest import WeightsManifest, lay_out
@@ -131,28 +131,32 @@ def bits_equal(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> bool:
 class Engines:
     """Receivers with their live tensors, and the manifests of what those hold."""
 
-    def __init__(self, meeting: Meeting, weights: dict[str, Tensor], count: int = 2) -> None:
-        self.meeting = meeting
+    def __init__(self, meeting: Meeting, weights: dict[str, Tensor], count: int = 2, way: Way = "broadcast") -> None:
+        self.meeting, self.way = meeting, way
         self.receivers: list[Receiver] = [meeting.receiver() for _ in range(count)]
         self.targets = [{name: torch.zeros_like(tensor) for name, tensor in weights.items()} for _ in range(count)]
         self.held: list[WeightsManifest | None] = [None] * count
 
     def take(self, weights: dict[str, Tensor], version: int) -> tuple[Sent, list[Any]]:
         receivers: list[Receiver | None] = list(self.receivers)
-        (sent,), got = self.meeting.hand_over(weights, receivers, "broadcast", self.targets, held=self.held)
+        (sent, *_), got = self.meeting.hand_over(weights, receivers, self.way, self.targets, held=self.held)
         assert sent is not None
         whole = [isinstance(result, Received) for result in got]
         self.held = [manifest_of(weights, version) if came else None for came in whole]
         return sent, got
 
 
-def test_a_chain_of_changes_is_bitwise_the_last_weights_for_a_few_bytes() -> None:
+WAYS: list[Way] = ["broadcast", "ipc"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_chain_of_changes_is_bitwise_the_last_weights_for_a_few_bytes(way: Way) -> None:
     links = chain(3)
-    engines = Engines(Meeting(), links[0])
+    engines = Engines(Meeting(), links[0], way=way)
     for version, weights in enumerate(links):
         sent, got = engines.take(weights, version)
         checksum = manifest_of(weights, version).checksum
-        assert got == [Received(checksum, "delta" if version else "broadcast")] * 2
+        assert got == [Received(checksum, "delta" if version else way)] * 2
         assert all(bits_equal(targets, weights) for targets in engines.targets)
         assert sent.whole == ""
         assert (sent.delta_bytes > 0) == (version > 0)
@@ -161,19 +165,20 @@ def test_a_chain_of_changes_is_bitwise_the_last_weights_for_a_few_bytes() -> Non
             assert sent.changed == pytest.approx(178 / 227_000, rel=0.1)
 
 
-def test_one_that_holds_something_else_gets_everything_and_the_next_time_the_changes() -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_one_that_holds_something_else_gets_everything_and_the_next_time_the_changes(way: Way) -> None:
     """Stale weights, weights in another order, and an engine that has just joined."""
     links = chain(5)
-    engines = Engines(Meeting(), links[0])
+    engines = Engines(Meeting(), links[0], way=way)
     engines.take(links[0], 0)
     engines.held[1] = manifest_of(links[3], 0)  # others of the same version
     sent, got = engines.take(links[1], 1)
     assert "engine 1 does not hold the weights that were sent before" in sent.whole
-    assert {result.way for result in got} == {"broadcast"}
+    assert {result.way for result in got} == {way}
     assert sent.delta_bytes == 0
     sent, got = engines.take(links[2], 2)
     assert (sent.whole, {result.way for result in got}) == ("", {"delta"})
-    joined = Engines(engines.meeting, links[0], 1)
+    joined = Engines(engines.meeting, links[0], 1, way)
     engines.receivers += joined.receivers
     engines.targets += joined.targets
     engines.held.append(None)
@@ -182,6 +187,33 @@ def test_one_that_holds_something_else_gets_everything_and_the_next_time_the_cha
     # one that missed this hand-over took the buffer from the store
     sent, got = engines.take(links[4], 4)
     assert {result.way for result in got} == {"delta"}
+    assert all(bits_equal(targets, links[4]) for targets in engines.targets)
+
+
+def test_each_rank_sends_changes_to_those_on_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two ranks on GPUs of their own; on rank 1's an engine that has just joined, so that device gets everything, and
+    an engine on neither, to which rank 0 broadcasts changes. Then rank 0 alone has nobody."""
+    places: dict[str, str] = {}
+    for module in (send, receive):
+        monkeypatch.setattr(module, "place_of", lambda _: places[threading.current_thread().name])
+    places |= {"rank 0": "a", "rank 1": "b", "receiver 0": "a", "receiver 1": "b", "receiver 2": "c"}
+    links, meeting = chain(4), Meeting(ranks=2)
+    engines = Engines(meeting, links[0], 3, way="auto")
+    _, got = engines.take(links[0], 0)
+    assert [result.way for result in got] == ["ipc", "ipc", "broadcast"]
+    sent, got = engines.take(links[1], 1)
+    assert ([result.way for result in got], sent.whole) == (["delta"] * 3, "")
+    engines.held[1] = None
+    sent, got = engines.take(links[2], 2)
+    assert [result.way for result in got] == ["delta", "ipc", "delta"]
+    assert "engine 1 does not hold" in sent.whole
+    assert all(bits_equal(targets, links[2]) for targets in engines.targets)
+    places |= {"receiver 0": "b", "receiver 2": "b"}
+    _, got = engines.take(links[3], 3)
+    assert [result.way for result in got] == ["delta"] * 3  # rank 1 holds what was sent to one engine only
+    sent, got = engines.take(links[4], 4)
+    assert ([result.way for result in got], sent.whole) == (["delta"] * 3, "")
+    assert 0 < sent.delta_bytes < sent.total_bytes / 100, "as rank 1 tells"
     assert all(bits_equal(targets, links[4]) for targets in engines.targets)
 
 

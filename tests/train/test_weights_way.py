@@ -40,12 +40,12 @@ def test_losses_are_bitwise_those_of_one_process(runs: Runs, ray_head: str, alon
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("quantization", ["none", "w8a8"])
 def test_losses_are_bitwise_the_same_by_what_changed(runs: Runs, ray_head: str, quantization: str) -> None:
-    """By the store and by a broadcast."""
+    """By the store, by a broadcast, and by shared memory."""
     settings = ["run.steps=3", "rollout.workers=2", "model.dtype=bfloat16", "learner.optimizer.lr=1e-6"]
     settings += [f"rollout.quantization={quantization}", "eval.every=0"]
     whole = runs.run(f"whole-{quantization}", *settings)
     assert [row["weights/by_delta"] for row in whole] == [0, 0, 0]
-    for way in ("store", "broadcast"):
+    for way in ("store", "broadcast", "ipc"):
         name = f"by-delta-{way}-{quantization}"
         steps = runs.run(name, *settings, "cluster.weights_delta=always", f"cluster.weights={way}")
         assert numbers(steps) == numbers(whole)
