@@ -104,6 +104,7 @@ class SupervisorStatus:
     node_ip: str
     node_id: str = ""  # Ray's node id: several nodes may share an address
     reason: str = ""  # why the engine failed
+    base_version: int | None = None  # of the weights that the worker keeps, which outlive its engine
     torch_loaded: bool = False  # stays False: the supervisor has no torch
 
 
@@ -227,7 +228,7 @@ class RolloutWorker:
         self._reason = ""
         self._starts = 0
         self._loaded: WeightsLoaded | None = None
-        self._base = BaseWeights()
+        self._base, self._basing = BaseWeights(), asyncio.Lock()
         self._asleep = False  # on the driver's command; the spot trainer pauses separately
         self._changing = asyncio.Lock()
         self._telling = asyncio.Lock()  # first come, first served
@@ -299,6 +300,8 @@ class RolloutWorker:
                     self._loaded = answer
         if isinstance(answer, Slept) and not answer.refusal:
             self._asleep = True  # until requests arrive
+        if isinstance(command, UpdateWeights) and not self._base.holds(command.manifest):
+            self._base.forget()  # nothing will be built on it
         if self._spot is not None and memory is not None:
             if isinstance(command, UpdateWeights):
                 await self._spot.target_changed(command.manifest, memory)
@@ -308,25 +311,33 @@ class RolloutWorker:
 
     @ray.method
     async def update_weights(
-        self, manifest: WeightsManifest, whole: "Sequence[ray.ObjectRef[Memory]]", delta: "Sequence[ray.ObjectRef[Any]]"
+        self,
+        manifest: WeightsManifest,
+        whole: "Sequence[ray.ObjectRef[Memory]]",
+        deltas: "Sequence[ray.ObjectRef[Any]]",
+        base: "Sequence[tuple[WeightsManifest, ray.ObjectRef[Memory]]]" = (),
     ) -> WeightsLoaded:
         """Same as `ask(UpdateWeights(manifest), memory)`, but keep a copy of the buffer in this worker for the next
         delta.
 
-        `delta`: at most one reference to a delta from the previous weights. `whole`: one reference to the buffer,
-        fetched only if the delta is missing or does not apply; the answer's `instead` then says why. Both are in
-        sequences, so that Ray fetches neither in advance. Raises as `ask`, and RayError."""
+        `deltas`: references to the deltas that lead from the held weights to these, in order. `base`: at most one
+        earlier buffer, from which they lead if this worker holds none. `whole`: one reference to the buffer, fetched
+        only if it is not held already, and the deltas are missing or do not apply; the answer's `instead` then says
+        why. All are in sequences, so that Ray fetches none in advance. Raises as `ask`, and RayError."""
         memory, instead = None, ""
-        if delta:
+        async with self._basing:
             try:
-                memory = await asyncio.to_thread(self._base.change, manifest, await delta[0])
+                if base and self._base.version is None:
+                    self._base.keep(base[0][0], await base[0][1])
+                if deltas or self._base.holds(manifest):
+                    memory = await asyncio.to_thread(self._base.change, manifest, [await each for each in deltas])
             except (DeltaError, RayError) as error:
                 instead = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        way = "store" if memory is None else "delta"
-        if memory is None:
-            self._base.forget()  # free it before the next one arrives
-            memory = await whole[0]
-            self._base.keep(manifest, memory)
+            way = "store" if memory is None else "delta"
+            if memory is None:
+                self._base.forget()  # free it before the next one arrives
+                memory = await whole[0]
+                self._base.keep(manifest, memory)
         answer: WeightsLoaded = await self.ask(UpdateWeights(manifest), memory)
         return replace(answer, way=way, instead=instead)
 
@@ -460,6 +471,7 @@ class RolloutWorker:
             node_ip=ray.util.get_node_ip_address(),  # type: ignore[no-untyped-call]
             node_id=_node_id(),
             reason=failure.reason if failure else self._reason,
+            base_version=self._base.version,
             torch_loaded="torch" in sys.modules,
         )
 

@@ -11,7 +11,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any, TypeVar
 
@@ -120,8 +120,16 @@ def changed_elements(delta: Bytes) -> int:
     return int(_table(delta)[:, 1].sum())
 
 
-def apply(delta: Bytes, wanted: WeightsManifest, held: WeightsManifest, buffer: Bytes) -> None:
-    """Change `buffer`, which `held` describes, in place into the one that `wanted` describes.
+def target(delta: Bytes, held: WeightsManifest) -> WeightsManifest:
+    """Return the manifest of what the delta says that it makes of `held`. Raises DeltaError."""
+    _table(delta)
+    version, sum_ = (int(word) for word in delta[: 8 * _HEADER_WORDS].view(np.uint64)[3:5])
+    return replace(held, version=version, checksum=sum_)
+
+
+def apply(delta: Bytes, wanted: WeightsManifest, held: WeightsManifest, buffer: Bytes, *, verify: bool = True) -> None:
+    """Change `buffer`, which `held` describes, in place into the one that `wanted` describes. `verify`: compare the
+    result's checksum. Only the last of a chain's deltas needs it.
 
     Raises DeltaError. `buffer` is untouched if the delta is of other weights or damaged in its header or table.
     Otherwise it is invalid: its checksum is not the wanted one.
@@ -148,7 +156,7 @@ def apply(delta: Bytes, wanted: WeightsManifest, held: WeightsManifest, buffer: 
 
     for _ in _each(one, list(range(len(parts))), buffer.size):
         pass
-    if (found := checksum(buffer)) != wanted.checksum:
+    if verify and (found := checksum(buffer)) != wanted.checksum:
         raise DeltaError(f"the delta leads to checksum {found:#x}, wanted is {wanted.checksum:#x}")
 
 

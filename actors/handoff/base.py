@@ -1,9 +1,11 @@
 """The last whole weight buffer of a worker's engine, kept as the base of deltas. The worker handles deltas that do not
 apply."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from models.delta import Bytes, DeltaError, apply
+from models.delta import Bytes, DeltaError, apply, target
 from models.manifest import WeightsManifest
 
 
@@ -25,15 +27,28 @@ class BaseWeights:
     def forget(self) -> None:
         self._manifest, self._buffer = None, np.zeros(0, np.uint8)
 
-    def change(self, manifest: WeightsManifest, delta: Bytes) -> Bytes:
-        """Return the buffer that `manifest` describes, made from the held one by the delta, and hold it from now on.
+    def holds(self, manifest: WeightsManifest) -> bool:
+        """Whether it holds just these weights."""
+        return self._manifest == manifest
+
+    def change(self, manifest: WeightsManifest, deltas: Sequence[Bytes]) -> Bytes:
+        """Return the buffer that `manifest` describes, made from the held one by these deltas, one after another, and
+        hold it from now on. Without deltas the held one must be it.
 
         It is a new buffer, since readers may still have the last one, so two exist for a while. Raises DeltaError; the
         held buffer is then unchanged.
         """
         if self._manifest is None:
             raise DeltaError(f"a delta to version {manifest.version} came, no weights are held")
-        buffer = self._buffer.copy()
-        apply(delta, manifest, self._manifest, buffer)
+        if self.holds(manifest):
+            return self._buffer
+        if not deltas:
+            raise DeltaError(f"held is version {self.version}, and no delta to version {manifest.version} came")
+        buffer, held = self._buffer.copy(), self._manifest
+        for delta in deltas[:-1]:
+            between = target(delta, held)
+            apply(delta, between, held, buffer, verify=False)
+            held = between
+        apply(deltas[-1], manifest, held, buffer)
         self.keep(manifest, buffer)
         return buffer

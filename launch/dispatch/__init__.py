@@ -58,6 +58,7 @@ _WHERE = {
     "WorkerMeasured": "events",
     "WorkerSampled": "events",
     "WorkerUp": "events",
+    "Delta": "seat",
     "Deltas": "seat",
     "FailedRequest": "ledger",
     "RolloutDispatcher": "dispatcher",
@@ -77,6 +78,7 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
+    "Delta",
     "Deltas",
     "DispatchEvent",
     "DispatchStats",

@@ -146,7 +146,7 @@ class RolloutDispatcher:
 
     @property
     def by_delta(self) -> int:
-        """The number of workers that made the present weights from the previous ones and a delta."""
+        """The number of workers that made the present weights from earlier ones and deltas."""
         return self._workers.loading.by_delta
 
     def elsewhere(self, home: str) -> bool:

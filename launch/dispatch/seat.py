@@ -72,14 +72,29 @@ class Weights:
 
 
 @dataclass(frozen=True, slots=True)
+class Delta:
+    """What changed between two published versions. `ref` points to it (models.delta)."""
+
+    base_version: int
+    version: int
+    ref: "ObjectRef[Any]"
+    total_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Deltas:
     """How workers update by delta: they keep what they load, and next time get only what changed. `home`: node whose
-    workers keep nothing, since they map the whole buffer there; "": all keep it. Without `ref` there is no delta to
-    these weights."""
+    workers keep nothing, since they map the whole buffer there; "": all keep it. `chain`: consecutive deltas up to
+    these weights; without any, workers load them whole."""
 
     home: str
-    base_version: int = -1
-    ref: "ObjectRef[Any] | None" = None
+    chain: tuple[Delta, ...] = ()
+
+    def since(self, version: int | None) -> tuple[Delta, ...]:
+        """Return the deltas from that version to these weights; none if the chain does not reach back to it."""
+        found = (index for index, delta in enumerate(self.chain) if delta.base_version == version)
+        index = next(found, None)
+        return () if index is None else self.chain[index:]
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -101,7 +116,7 @@ class Seat:
     reason: str = ""  # why it was lost last, or will be
     node_id: str = ""  # where its engine is; "": it is not up
     retiring: bool = False  # it leaves for good, at the driver's request
-    held_version: int | None = None  # version of the buffer that its worker keeps, or will
+    held_version: int | None = None  # version of the buffer that its worker keeps, or will; None: none is known
     handed_back: set[int] = field(default_factory=set)  # requests that it has returned (LEAVING)
     pending: "ObjectRef[Any] | None" = None  # answer of restart_engine, UpdateWeights or ReceiveWeights
     stream: ObjectRefGenerator | None = None
@@ -123,21 +138,27 @@ class Seat:
     def start_engine(self) -> None:
         self.forget()
         self.node_id = ""
-        self.held_version = None  # it gets whole weights, as late joiners do: a base would be no smaller
+        self.held_version = None  # until it says so
         self._expect(self.handle.restart_engine.remote())
 
     def open_stream(self) -> None:
         self.stream = cast(ObjectRefGenerator, self.handle.stream.remote())
         self._await(self.stream)
 
-    def load(self, weights: Weights) -> None:
+    def load(self, weights: Weights, base: Weights | None = None) -> None:
+        """`base`: earlier weights, whose buffer is on its node. A worker that holds none gets the deltas since these if
+        they are fewer bytes than the whole."""
         deltas, held = weights.deltas, self.held_version
         self.held_version = None
         if deltas is None or (deltas.home and deltas.home == self.node_id):
             self._expect(self.ask(UpdateWeights(weights.manifest), weights.ref))
             return
-        delta = [deltas.ref] if deltas.ref is not None and held == deltas.base_version else []
-        self._expect(self.handle.update_weights.remote(weights.manifest, [weights.ref], delta))
+        bases = [(base.manifest, base.ref)] if held is None and base is not None else []
+        chain = deltas.since(bases[0][0].version if bases else held)
+        if sum(delta.total_bytes for delta in chain) >= weights.manifest.total_bytes:
+            chain = ()
+        refs, bases = [delta.ref for delta in chain], bases if chain else []
+        self._expect(self.handle.update_weights.remote(weights.manifest, [weights.ref], refs, bases))
         self.held_version = weights.manifest.version
 
     def receive(self, offer: Offer) -> None:

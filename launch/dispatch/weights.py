@@ -75,6 +75,14 @@ class HandOver:
         return Handed(self._sent, ways, self._reasons)
 
 
+@dataclass(slots=True)
+class Base:
+    """Earlier weights whose whole buffer these nodes have fetched. Its reference keeps it there."""
+
+    weights: Weights
+    nodes: set[str]
+
+
 class Loading:
     """Loading of weights by one dispatcher's workers."""
 
@@ -83,6 +91,7 @@ class Loading:
         self._limit_s = seats.options.weight_sync_timeout_s
         self._weights: Weights | None = None
         self._handing: HandOver | None = None  # the hand-over in progress
+        self._base: Base | None = None  # one at a time: it is one more buffer in the stores
         self.by_delta = 0  # workers that made the present weights from a delta
 
     @property
@@ -102,6 +111,9 @@ class Loading:
 
     def _hold(self, weights: Weights) -> None:
         self._weights = weights
+        base, deltas = self._base, weights.deltas
+        if base is not None and (deltas is None or not deltas.since(base.weights.manifest.version)):
+            self._base = None  # the chain does not reach back to it any more
         self._seats.requests.expect(weights.manifest.version)
 
     def renew(self, weights: Weights) -> None:
@@ -158,6 +170,8 @@ class Loading:
                 said = f"{seat.name}: {loaded.instead}; it took all of version {loaded.version}"
                 self._seats.context.observer.event("weights_delta_refused", said)
             self.by_delta += loaded.way == "delta"
+            if loaded.way == "store":
+                self._fetched(seat, self._weights)
             self._check(seat, loaded, self._weights)
             self._seats.ready(seat)
             return
@@ -191,7 +205,17 @@ class Loading:
 
     def _load(self, seat: Seat, weights: Weights) -> None:
         self._seats.enter(seat, SeatState.LOADING, self._limit_s)
-        seat.load(weights)
+        there = self._base is not None and seat.node_id in self._base.nodes
+        seat.load(weights, self._base.weights if self._base is not None and there else None)
+
+    def _fetched(self, seat: Seat, weights: Weights) -> None:
+        """Note that a node has the whole buffer. The oldest to which the chain reaches back is kept."""
+        if weights.deltas is None or seat.node_id == weights.deltas.home:
+            return
+        if self._base is None:
+            self._base = Base(weights, set())
+        if self._base.weights.ref is weights.ref:
+            self._base.nodes.add(seat.node_id)
 
     def _until_loaded(self) -> None:
         seats = self._seats.by_name

@@ -123,7 +123,7 @@ class Workers:
         if isinstance(answer, WeightsLoaded):
             self.loading.answered(seat, answer)
             return
-        seat.node_id = answer.node_id
+        seat.node_id, seat.held_version = answer.node_id, answer.base_version
         if self._started and (why := self._refused.get(answer.node_id)):
             self.retire(seat.name, f"it came up where it may not: {why}")  # restarts keep their place, which Ray moves
             return

@@ -20,6 +20,7 @@ from actors.engine.native.core import build as build_engine
 from actors.engine.process import NO_SPECULATION
 from actors.engine.wire import Start
 from actors.environments.host import EnvironmentHost
+from actors.learner import PublishedDelta
 from actors.learner_group import StepUnderWay
 from actors.loop import Look
 from actors.observer import UNOBSERVED, RunObserver
@@ -36,13 +37,14 @@ from launch.batch import sampling_params
 from launch.config import Config
 from launch.config.paths import tokenizer_dir
 from launch.context import RunContext
-from launch.dispatch import DispatchStats, RolloutEnded, RolloutProgressed
+from launch.dispatch import Deltas, DispatchStats, RolloutEnded, RolloutProgressed
 from launch.dispatch.early import EarlySampling
 from launch.dispatch.ledger import FailedRequest
 from launch.errors import UsageError
 from launch.interrupt import Interrupt
 from launch.observe import Observer, SpeculationMeter
 from launch.run.collect import Collector
+from launch.run.deltas import DeltaChoice
 from launch.run.episodes import EpisodeRunner
 from launch.run.inputs import load_inputs
 from launch.run.job import Job, prompt_skip
@@ -61,6 +63,9 @@ WORKER = "rollout-0"
 
 class LocalLearner:
     """Stands in for LearnerGroup and FailoverLearner: one rank, called directly."""
+
+    home = ""
+    delta: PublishedDelta | None = None
 
     def __init__(self, config: Config, init: Literal["checkpoint", "random"] = "checkpoint") -> None:
         """Load the network at config.model.path, or use fresh weights for its config.json."""
@@ -101,6 +106,7 @@ class LocalLearner:
     def publish(
         self, version: int, *, masters: bool = False, delta_share: float = 0.0
     ) -> tuple[WeightsManifest, Buffer]:
+        """See LearnerGroup.publish. One process has nobody to send a delta to, so none is made."""
         published = self._trainer.publish(version, masters=masters)
         assert published is not None
         return published
@@ -150,7 +156,10 @@ class LocalDispatcher:
             )
         )
 
-    def set_weights(self, manifest: WeightsManifest, buffer: Buffer, deltas: None = None) -> int:
+    def elsewhere(self, home: str) -> bool:
+        return False
+
+    def set_weights(self, manifest: WeightsManifest, buffer: Buffer, deltas: Deltas | None = None) -> int:
         self._engine.apply(UpdateWeights(manifest), buffer)
         return 1
 
@@ -321,7 +330,7 @@ def open_job(
             rounds=round_sampling(config, inputs.prompts),
             learner=learner,
             dispatcher=dispatcher,
-            publisher=Publisher(learner, dispatcher, context),
+            publisher=Publisher(learner, dispatcher, context, DeltaChoice("never", observer)),
             memory=SharedMemory(learner, dispatcher, context),
             speculation=meter,
             collector=collector,

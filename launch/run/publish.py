@@ -62,9 +62,8 @@ class Publisher:
         learner: FailoverLearner,
         dispatcher: RolloutDispatcher,
         context: RunContext,
-        deltas: DeltaChoice | None = None,
+        deltas: DeltaChoice,
     ) -> None:
-        """`deltas`: None if all weights are in one process."""
         self._deltas = deltas
         self._learner, self._dispatcher, self._context = learner, dispatcher, context
         config = context.config
@@ -86,21 +85,18 @@ class Publisher:
 
     def _by_store(self, version: int, masters: bool) -> Published:
         """With what changed beside the whole buffer, where a delta may be worth it."""
-        share = 0.0
-        if self._deltas is not None:
-            share = self._deltas.share(elsewhere=self._dispatcher.elsewhere(self._learner.home))
+        share = self._deltas.share(elsewhere=self._dispatcher.elsewhere(self._learner.home))
         start_s = time.monotonic()
         with self._context.learner_span("publish"):
             manifest, ref = self._learner.publish(version, masters=masters, delta_share=share)
-        found, deltas, written_s = None, None, time.monotonic()
-        if self._deltas is not None and share:
-            found = self._learner.delta
-            deltas = self._deltas.deltas(found, self._learner.home)
+        found, written_s = self._learner.delta, time.monotonic()
+        deltas = self._deltas.deltas(manifest, found, self._learner.home)
         workers = self._dispatcher.set_weights(manifest, ref, deltas)
         by_delta = self._dispatcher.by_delta
         ways = {"store": workers - by_delta, "delta": by_delta}
         self._tell(ways, {})
         seconds = {"publish": written_s - start_s, "sync": time.monotonic() - written_s}
+        self._deltas.took(sum(seconds.values()), by_delta=by_delta > 0)
         metrics = self._metrics(manifest.total_bytes, ways)
         if found is not None:
             metrics["weights/delta_s"] = found.seconds
@@ -110,7 +106,7 @@ class Publisher:
 
     def _by_pieces(self, version: int, way: Way, masters: bool) -> Published:
         start_s = time.monotonic()
-        changes = self._deltas is not None and self._deltas.by_broadcast
+        changes = self._deltas.by_pieces
         with self._context.learner_span("publish"):
             handed = self._learner.call(
                 lambda group: self._dispatcher.hand_over(
@@ -139,7 +135,7 @@ class Publisher:
         sent = handed.sent
         if sent.whole:
             self._context.observer.event(
-                "weights_delta_refused", f"{sent.whole}: all of version {version} was broadcast"
+                "weights_delta_refused", f"{sent.whole}: all of version {version} went to it, and to all of its sender"
             )
         seconds = {"publish": sent.seconds, "sync": max(0.0, time.monotonic() - start_s - sent.seconds)}
         metrics = self._metrics(sent.total_bytes, dict(handed.ways))

@@ -1,7 +1,9 @@
 """Weights as what changed, through real Ray actors: who makes the new of the old, and who takes them whole."""
 
 from collections.abc import Generator
+from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from typing import Any, cast
 
 import numpy as np
@@ -11,7 +13,7 @@ from ray.exceptions import ObjectLostError
 
 from actors.rollout_worker import RolloutWorker
 from contracts.rollout import Rollout
-from launch.dispatch import Deltas, SeatState
+from launch.dispatch import Delta, Deltas, SeatState, worker_name
 from models.checksum import checksum
 from models.delta import Held, encode
 from models.manifest import WeightsManifest, lay_out
@@ -32,11 +34,13 @@ def chain(links: int) -> list[Held]:
     return [Held(WeightsManifest(v, checksum(b), TENSORS, TOTAL), b) for v, b in enumerate(buffers)]
 
 
-def delta(old: Held, new: Held) -> "ray.ObjectRef[object]":
+def delta(old: Held, new: Held, base_version: int | None = None) -> Delta:
+    """`base_version`: which it claims to be from."""
     found = encode(old, new, limit_bytes=TOTAL)
     assert found is not None
     assert found.size < 2_000
-    return ray.put(found)
+    base = old.manifest.version if base_version is None else base_version
+    return Delta(base, new.manifest.version, ray.put(found), found.size)
 
 
 def test_workers_hold_what_deltas_make_and_one_that_does_not_fit_costs_a_whole_copy() -> None:
@@ -51,39 +55,78 @@ def test_workers_hold_what_deltas_make_and_one_that_does_not_fit_costs_a_whole_c
             return dispatcher.by_delta
 
         assert publish(0, Deltas("")) == 0  # nothing to compare with: whole, and kept
-        assert publish(1, Deltas("", 0, delta(links[0], links[1]))) == 2
-        assert publish(2, Deltas("", 1, delta(links[1], links[2]))) == 2
+        assert publish(1, Deltas("", (delta(links[0], links[1]),))) == 2
+        assert publish(2, Deltas("", (delta(links[1], links[2]),))) == 2
         assert events == []
-        stale = Deltas("", 2, delta(links[0], links[3]))  # says that it is from 2
+        stale = Deltas("", (delta(links[0], links[3], 2),))  # says that it is from 2
         assert publish(3, stale) == 0
         refused = [message for kind, message in events if kind == "weights_delta_refused"]
         assert len(refused) == 2
         assert "the delta is from version 0, held is version 2; it took all of version 3" in refused[0]
-        assert publish(4, Deltas("", 3, ray.put(np.zeros(9, np.uint8)))) == 0
+        assert publish(4, Deltas("", (Delta(3, 4, ray.put(np.zeros(9, np.uint8)), 9),))) == 0
         assert "has no header" in events[-1][1]
-        assert publish(5, Deltas("", 4, delta(links[4], links[5]))) == 2
+        assert publish(5, Deltas("", (delta(links[4], links[5]),))) == 2
         done: list[Rollout] = []
         dispatcher.run(asked := requests(8), done.append)
         check(done, asked)
 
 
-def test_who_joins_late_or_is_on_the_learners_node_gets_them_whole() -> None:
+def test_who_joins_late_gets_what_its_node_lacks_and_the_learners_node_gets_them_whole() -> None:
     links = chain(3)
     with running(options(1)) as (dispatcher, events):
         publish = [(link.manifest, ray.put(link.buffer)) for link in links]
         dispatcher.set_weights(*publish[0], Deltas(""))
         dispatcher.join("late")
         dispatcher.wait(lambda: all(now.state is SeatState.READY for now in dispatcher.workers().values()))
+        assert dispatcher.by_delta == 0
         dispatcher.join("later")  # while the others get what changed
-        dispatcher.set_weights(*publish[1], Deltas("", 0, delta(links[0], links[1])))
+        dispatcher.set_weights(*publish[1], Deltas("", (delta(links[0], links[1]),)))
         dispatcher.wait(lambda: all(now.state is SeatState.READY for now in dispatcher.workers().values()))
-        assert dispatcher.by_delta == 2
+        assert dispatcher.by_delta == 3  # its node has version 0, and the delta is fewer bytes than version 1
         here = ray.get_runtime_context().get_node_id()
         assert dispatcher.elsewhere("another node")
         assert not dispatcher.elsewhere(here)
-        dispatcher.set_weights(*publish[2], Deltas(here, 1, delta(links[1], links[2])))
+        dispatcher.set_weights(*publish[2], Deltas(here, (delta(links[1], links[2]),)))
         assert dispatcher.by_delta == 0
         assert {status.weights_checksum for status in statuses(dispatcher).values()} == {links[2].manifest.checksum}
+        assert [kind for kind, _ in events if kind == "weights_delta_refused"] == []
+
+
+def test_a_chain_is_taken_from_where_a_worker_stands() -> None:
+    """An engine that is restarted while its worker goes on, a worker that is replaced, and a chain that does not reach
+    back to what they have."""
+    links = chain(6)
+    with running(options(2)) as (dispatcher, events):
+        seats = dispatcher._seats.by_name
+        deltas = [delta(old, new) for old, new in pairwise(links)]
+
+        def publish(version: int, first: int) -> int:
+            new = links[version]
+            dispatcher.set_weights(new.manifest, ray.put(new.buffer), Deltas("", tuple(deltas[first:version])))
+            return dispatcher.by_delta
+
+        def lose(alive: bool) -> None:
+            dispatcher._workers.lose(seats[worker_name(0)], "by the test", alive=alive)
+            dispatcher.wait(lambda: all(now.state is SeatState.READY for now in dispatcher.workers().values()))
+            held = {(s.weights_version, s.weights_checksum) for s in statuses(dispatcher).values()}
+            assert held == {(dispatcher._workers.loading.version, links[len(done)].manifest.checksum)}
+
+        done: list[int] = []  # versions after the first
+        assert publish(0, 0) == 0
+        for version in (1, 2, 3):
+            done.append(publish(version, 0))
+        assert done == [2, 2, 2]
+        lose(alive=True)  # its worker still has version 3, and gives it to the new engine
+        assert dispatcher.by_delta == 3
+        lose(alive=False)  # the new worker has nothing; its node has version 0
+        assert dispatcher.by_delta == 4
+        done.append(publish(4, 1))  # the chain begins at version 1
+        assert done[-1] == 2
+        lose(alive=False)
+        assert dispatcher.by_delta == 2, "it got everything, which is the node's new base"
+        done.append(publish(5, 4))
+        lose(alive=False)
+        assert dispatcher.by_delta == 3
         assert [kind for kind, _ in events if kind == "weights_delta_refused"] == []
 
 
@@ -116,6 +159,8 @@ async def test_a_delta_that_is_lost_with_its_maker_costs_a_whole_copy() -> None:
         assert "ffff" in second.instead
         change = encode(new, last, limit_bytes=TOTAL)
         third = await w.update_weights(last.manifest, [There(LOST)], [There(change)])  # the whole is not even fetched
+        again = await w.update_weights(last.manifest, [There(LOST)], [])  # nor is it if it is there
+        assert replace(again, seconds=0) == replace(third, seconds=0)
         assert (third.version, third.checksum, third.way) == (2, last.manifest.checksum, "delta")
     finally:
         await w.shutdown()

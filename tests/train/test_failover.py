@@ -23,6 +23,7 @@ from launch.failover import FailoverLearner, KeptSteps
 from launch.interrupt import Interrupt, Interrupted
 from launch.local import RunRecord
 from launch.run import train
+from launch.run.deltas import DeltaChoice
 from launch.run.job import Job
 from launch.run.phases import SharedMemory
 from launch.run.publish import Publisher
@@ -95,7 +96,7 @@ def open_job(
             job.context = context
             job.learner, job.collector._context = learner, context
             job.memory = SharedMemory(learner, job.dispatcher, context)
-            job.publisher = Publisher(learner, job.dispatcher, context)
+            job.publisher = Publisher(learner, job.dispatcher, context, DeltaChoice("never", context.observer))
             yield job
 
 
