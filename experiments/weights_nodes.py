@@ -8,10 +8,15 @@ bfloat16: 20 of a 10M-parameter model, 80 of one of 40M. Ways:
     store      one buffer through the object store, read in place. The raylets' metrics give what Ray moved: a node that
                sends more than one copy feeds others, and the source's share shows whether it is a tree
     broadcast  pieces over gloo into live tensors, checksums on both ends: the way of `cluster.weights=broadcast`
-    changes    the same, of which only what changed is sent (`cluster.weights_delta=always`): CHANGED of the elements
+    delta      through the object store, only what changed: a delta that receivers apply to their own copy
+    changes    by broadcast, only what changed
     transport  Ray's direct transport of tensors (gloo), from the source to each. A receiver must be made with
                enable_tensor_transport (else the transfer fails after 60 s, and Ray 2.60 kills the actors at both ends),
                and a group never becomes larger than a process's first one, so no node can join
+
+`delta` and `changes` are `cluster.weights_delta=always`; CHANGED of the elements change each time. `pause_s` is from
+the learner's first work on new weights until all receivers hold them. An engine's load from its worker's buffer is the
+same for `store` and `delta`, and no part of it.
 
 All raylets share one machine's memory and its two cores, so a copy to a second node takes the time of the first again,
 whoever sends it. On real nodes receivers copy in parallel. Owns `results/weights_nodes.json`.
@@ -26,7 +31,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from itertools import count
+from itertools import count, zip_longest
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
@@ -37,16 +42,19 @@ import torch
 import torch.distributed as dist
 from ray.experimental.collective import create_collective_group, destroy_all_collective_groups
 
+from actors.handoff.base import BaseWeights
 from actors.handoff.receive import Receiver
 from actors.handoff.send import Sender
 from benchmarks.harness import ROOT, command, write
 from contracts.handoff import Offer, Sent, Terms
+from models.checksum import checksum
+from models.delta import Held, encode
 from models.manifest import WeightsManifest, lay_out
 from tests.fleet.nodes import Nodes
 
 LIMIT_S = 120.0
 ROWS = 4096  # per matrix
-WAYS = ("store", "broadcast", "changes", "transport")
+WAYS = ("store", "delta", "broadcast", "changes", "transport")
 CHANGED = 0.018  # of a bfloat16 model's elements, as estimated for a learning rate of 1e-6
 REPORT_MS = 1000  # period of a raylet's metrics
 REPORTED_S = 20.0  # after this time all have reported
@@ -89,6 +97,25 @@ class Source:
         self._kept = ray.put(self._buffer)
         return [self._kept]
 
+    def whole(self) -> "tuple[WeightsManifest, list[ray.ObjectRef[Any]]]":
+        """Put the buffer, the base of the first `delta`, as `LearnerRank.publish` does."""
+        self._manifest = WeightsManifest(0, checksum(self._buffer), *self._layout)
+        return self._manifest, self.put()
+
+    def delta(self) -> "tuple[WeightsManifest, list[ray.ObjectRef[Any]], int]":
+        """Put what differs from the buffer that was put before, then the new one. Returns the delta and its size."""
+        old = Held(self._manifest, ray.get(self._kept))
+        self._manifest = WeightsManifest(old.manifest.version + 1, checksum(self._buffer), *self._layout)
+        found = encode(old, Held(self._manifest, self._buffer), limit_bytes=self._buffer.size)
+        assert found is not None
+        self._kept = ray.put(self._buffer)
+        return self._manifest, [ray.put(found)], found.size
+
+    def change_buffer(self, seed: int) -> None:
+        """Flip a bit of CHANGED of the buffer's elements."""
+        flat = self._buffer.view(np.int16)
+        flat[np.random.default_rng(seed).random(flat.size) < CHANGED] ^= 1
+
     def send(self, round_: int, receivers: int, changes: bool) -> Sent:
         terms = Terms(
             name=str(round_), version=round_, receivers=receivers, way="broadcast", limit_s=LIMIT_S, changes=changes
@@ -118,6 +145,7 @@ class Sink:
         self._targets: dict[str, torch.Tensor] = {}
         self._receiver = Receiver(torch.device("cpu"))
         self._held: WeightsManifest | None = None
+        self._base = BaseWeights()
 
     def prepare(self, mib: int) -> None:
         self._targets, self._held = dict(tensors_of(mib)), None
@@ -125,6 +153,14 @@ class Sink:
     def fetch(self, refs: "list[ray.ObjectRef[Any]]") -> int:
         """Fetch the weights. Returns their bytes."""
         return int(ray.get(refs[0]).nbytes)
+
+    def keep(self, manifest: WeightsManifest, refs: "list[ray.ObjectRef[Any]]") -> None:
+        """Fetch whole weights as the base of deltas."""
+        self._base.keep(manifest, ray.get(refs[0]))
+
+    def change(self, manifest: WeightsManifest, refs: "list[ray.ObjectRef[Any]]") -> int:
+        """Make the weights from the held ones and a delta, as a worker does. Returns their bytes."""
+        return self._base.change(manifest, [ray.get(refs[0])]).size
 
     def receive(self, offer: Offer) -> str:
         held, self._held = self._held, None
@@ -171,7 +207,7 @@ def rounds_of(
     def by_store() -> None:
         ray.get([sink.fetch.remote(refs) for sink in sinks], timeout=LIMIT_S)
 
-    delta_bytes: list[int] = []  # of the rounds by changes
+    delta_bytes: list[int] = []  # of the rounds of deltas
 
     def by_broadcast(changes: bool = False) -> None:
         number = next(numbers)
@@ -184,6 +220,12 @@ def rounds_of(
         if changes:
             delta_bytes.append(sent.delta_bytes)
 
+    def by_delta() -> None:
+        manifest, refs, size = ray.get(source.delta.remote(), timeout=LIMIT_S)
+        delta_bytes.append(size)
+        taken = ray.get([sink.change.remote(manifest, refs) for sink in sinks], timeout=LIMIT_S)
+        assert set(taken) == {offer.total_bytes}
+
     def by_transport() -> None:
         tensor = source.tensor.remote()
         taken = ray.get([sink.take.remote(tensor) for sink in sinks], timeout=LIMIT_S)
@@ -191,6 +233,7 @@ def rounds_of(
 
     calls: dict[str, Callable[[], None]] = {
         "store": by_store,
+        "delta": by_delta,
         "broadcast": by_broadcast,
         "changes": partial(by_broadcast, True),
         "transport": by_transport,
@@ -198,13 +241,18 @@ def rounds_of(
     rows = []
     for way in ways:
         before, seconds, puts = moved() if way == "store" else {}, [], []
+        delta_bytes.clear()
+        if way == "delta":
+            manifest, refs = ray.get(source.whole.remote(), timeout=LIMIT_S)
+            ray.get([sink.keep.remote(manifest, refs) for sink in sinks], timeout=LIMIT_S)
         for _ in range(rounds + 1):
             if way == "store":
                 start_s = time.perf_counter()
                 refs = ray.get(source.put.remote(), timeout=LIMIT_S)
                 puts.append(time.perf_counter() - start_s)
-            if way == "changes":
-                ray.get(source.change.remote(next(numbers)), timeout=LIMIT_S)
+            if way in ("delta", "changes"):
+                change = source.change if way == "changes" else source.change_buffer
+                ray.get(change.remote(next(numbers)), timeout=LIMIT_S)
             start_s = time.perf_counter()
             calls[way]()
             seconds.append(time.perf_counter() - start_s)
@@ -214,9 +262,10 @@ def rounds_of(
             "mib": mib,
             "cold_s": round(seconds[0], 4),
             "warm_s": round(median(seconds[1:]), 4),
+            "pause_s": round(median(a + b for a, b in zip_longest(seconds[1:], puts[1:], fillvalue=0.0)), 4),
             "gb_s": round(many * mib * 2**20 / median(seconds[1:]) / 1e9, 2),
         }
-        if way == "changes":
+        if way in ("delta", "changes"):
             row["whole_bytes"], row["delta_bytes"] = offer.total_bytes, int(median(delta_bytes[1:]))
         if way == "store":
             row["put_s"] = round(median(puts[1:]), 4)
