@@ -129,7 +129,8 @@ class EarlySampling:
         return tuple(held)
 
     def lost(self, worker: str) -> None:
-        """Requeue the requests of a lost worker. The text that it has not returned is lost."""
+        """Requeue the requests of a lost worker. The text that it has not returned is lost, as are its last windows."""
+        self._just_ended.discard(worker)
         for some in (self._held, self._aborted):
             for request in some.pop(worker, {}).values():
                 self._again(request)

@@ -264,6 +264,14 @@ def test_no_more_is_lost_than_the_share_beyond_one_step(steps: list[tuple[float,
         assert net_s >= -(SHARE * all_s + worst_s) - 1e-6
 
 
+def test_a_lost_workers_last_early_steps_mark_no_later_window() -> None:
+    early = planned(1)
+    (first,) = early.give("w", 8, 1)
+    early.finished("w", ended(first.request_id, [1]))
+    early.lost("w")
+    assert not early.sampled_in("w", evaluation=True)
+
+
 def ahead(lookahead: str = "auto", **changes: Any) -> Lookahead:
     """Of a run of 8 prompts a step, of 4 samples."""
     early = EarlySampling()
