@@ -191,6 +191,11 @@ def replace_block(page: Path, name: str, text: str) -> None:
     page.write_text(f"{before}{begin}\n{text}\n{end}{after}", encoding="utf-8")
 
 
+def relinked(text: str, page: Path, beside: Path) -> str:
+    """Return the text of a page for another file, `beside`: its links to `../` lead to the same files."""
+    return text.replace("](../", f"]({os.path.relpath(page.parent.parent, beside.parent)}/")
+
+
 # Measurement.
 
 

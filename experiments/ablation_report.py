@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from benchmarks.harness import ROOT, load, markdown, replace_block
+from benchmarks.harness import ROOT, load, markdown, relinked, replace_block
 
 PAGE = ROOT / "docs/results/ablation.md"
 NAMES = {
@@ -38,7 +38,8 @@ def write_pages(record: Path) -> str:
     """Write the pages from the record, and return the whole table. Only results/ablation.json has a page."""
     found = load(record)
     text = table(found["runs"], found["same_tokens"], found["machine"])
-    record.with_suffix(".md").write_text(f"# Each system, and all together\n\n{text}\n", encoding="utf-8")
+    beside = record.with_suffix(".md")
+    beside.write_text(f"# Each system, and all together\n\n{relinked(text, PAGE, beside)}\n", encoding="utf-8")
     if record == ROOT / "experiments/results/ablation.json":
         replace_block(PAGE, "experiments.ablation", text + "\n")
     return text

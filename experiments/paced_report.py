@@ -10,7 +10,7 @@ from statistics import fmean
 from textwrap import fill
 from typing import Any
 
-from benchmarks.harness import ROOT, interval, load, markdown, replace_block
+from benchmarks.harness import ROOT, interval, load, markdown, relinked, replace_block
 
 MOST_LATE = 0.05  # share of a run's parts; a run with more is void
 FIRST = 3  # RL steps shown individually
@@ -57,7 +57,8 @@ def write_pages(record: Path) -> str:
     """Write the pages from the record, and return the table. Only results/paced_run.json has a page."""
     found = load(record)
     text = table(found["runs"], found["settings"], found["machine"])
-    record.with_suffix(".md").write_text(f"# Paced runs\n\n{text}\n", encoding="utf-8")
+    beside = record.with_suffix(".md")
+    beside.write_text(f"# Paced runs\n\n{relinked(text, PAGE, beside)}\n", encoding="utf-8")
     if record == ROOT / "experiments/results/paced_run.json" and PAGE.exists():
         replace_block(PAGE, "experiments.paced_run", f"\n{text}\n")
     return text
