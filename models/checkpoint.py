@@ -277,8 +277,8 @@ def _plain(dtype: torch.dtype | str) -> str:
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Return whether it is a DTensor, without importing that class: the import would cost every engine a second at its
-    start."""
+    """Return whether it is a DTensor, without importing that class: the import would cost every engine, and every
+    learner of one rank, a good part of a second at its start."""
     return hasattr(tensor, "device_mesh")
 
 

@@ -10,14 +10,15 @@ spectral norm, where separate matrices would have one each. The shape-dependent 
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import increment_version
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from actors.training.away import Away
 from config.learner import OptimizerOptions
+from models.checkpoint import copy_full, is_sharded
 
 Named = list[tuple[str, nn.Parameter]]
 
@@ -33,20 +34,20 @@ class FullMatrixMuon(torch.optim.Muon):
     def step(self, closure: None = None) -> None:  # type: ignore[override]
         """Update every parameter that has a gradient."""
         for group in self.param_groups:
-            sharded = [p for p in group["params"] if isinstance(p, DTensor) and p.grad is not None]
+            sharded = [p for p in group["params"] if is_sharded(p) and p.grad is not None]
             if not sharded:
                 super().step(closure)  # type: ignore[no-untyped-call]
                 return
             for p in sharded:
                 self._step_sharded(p, group)
 
-    def _step_sharded(self, p: DTensor, group: dict[str, float]) -> None:
-        momentum: Tensor = self.state[p]["momentum_buffer"]
-        assert isinstance(p.grad, DTensor)
+    def _step_sharded(self, p: Any, group: dict[str, float]) -> None:
+        momentum: Any = self.state[p]["momentum_buffer"]
+        assert is_sharded(p.grad)
         # torch's Muon on a whole temporary copy: only its update is used.
         whole = nn.Parameter(p.full_tensor())
         whole.grad = p.grad.full_tensor()
-        full_momentum = momentum.full_tensor() if isinstance(momentum, DTensor) else momentum
+        full_momentum = momentum.full_tensor() if is_sharded(momentum) else momentum
         scratch = torch.optim.Muon([whole], **{k: v for k, v in group.items() if k != "params"})  # type: ignore[arg-type]
         scratch.state[whole] = {"momentum_buffer": full_momentum}
         scratch.step()  # type: ignore[no-untyped-call]
@@ -55,9 +56,10 @@ class FullMatrixMuon(torch.optim.Muon):
 
 
 def _copy_shard(target: Tensor, full: Tensor) -> None:
-    if isinstance(target, DTensor):
-        full = distribute_tensor(full, target.device_mesh, target.placements, src_data_rank=None)
-    target.copy_(full)
+    if is_sharded(target):
+        copy_full(target, full)
+    else:
+        target.copy_(full)
 
 
 class Optimizers:
@@ -154,8 +156,9 @@ def lr_factor(step: int, options: OptimizerOptions, total_steps: int) -> float:
 
 def gradient_norm(parameters: list[nn.Parameter]) -> Tensor:
     """Return the global 2-norm of all gradients, over all ranks, as a scalar on the device."""
-    total = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None], 2.0)
-    return total.full_tensor() if isinstance(total, DTensor) else total
+    total: Any = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None], 2.0)
+    norm: Tensor = total.full_tensor() if is_sharded(total) else total
+    return norm
 
 
 def clip_gradients(parameters: list[nn.Parameter], norm: float, max_norm: float) -> None:

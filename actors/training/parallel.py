@@ -12,8 +12,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 CPU = torch.device("cpu")
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
@@ -81,6 +79,9 @@ def shard(root: nn.Module, blocks: Iterable[nn.Module], rank: Rank, *, compute_d
     compute_dtype: parameters are cast to it for forward and backward; gradients are reduced in float32 and applied to
     the master weights in their own dtype. None: everything stays in the parameters' dtype.
     """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # slow, and not for a single rank
+
     mesh = init_device_mesh(rank.device.type, (rank.size,))
     policy = MixedPrecisionPolicy()
     if compute_dtype is not None:

@@ -12,7 +12,7 @@ import pickle
 import warnings
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -20,10 +20,10 @@ from torch.distributed.checkpoint import filesystem, metadata
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
-from torch.distributed.tensor import DTensor
 
 from actors.training.checkpoint import CheckpointError
 from actors.training.parallel import Rank
+from models.checkpoint import is_sharded
 
 METADATA_FILE = ".metadata"
 _NAMED: dict[tuple[str, str], Any] = {  # allowed classes of a description of tensors
@@ -133,7 +133,7 @@ def frozen_sums(module: nn.Module, rank: Rank) -> Tensor:
 
     Equal for any number of ranks; all of them call it."""
     frozen = [p.detach() for p in module.parameters() if not p.requires_grad]
-    local = [p.to_local() if isinstance(p, DTensor) else p for p in frozen]
+    local: list[Any] = [cast(Any, p).to_local() if is_sharded(p) else p for p in frozen]
     words = {2: torch.int16, 4: torch.int32}
     sums = [p.contiguous().view(words[p.element_size()]).sum(dtype=torch.int64) for p in local]
     return rank.sum(torch.stack(sums)).cpu()

@@ -26,7 +26,6 @@ from actors.training.errors import NonFiniteError
 from actors.training.network import LogProbModel, build_network, computing_in, fit_out, hidden_size_of
 from actors.training.optimizer import Optimizers, clip_gradients, gradient_norm
 from actors.training.parallel import Rank, shard
-from actors.training.persistence import frozen_sums, load_tensors, save_tensors
 from actors.training.recording import StepRecording
 from actors.training.reference import AdaptersBefore, Frozen, Reference
 from actors.training.statistics import StepStatistics
@@ -354,6 +353,8 @@ class Trainer:
     def save(self, directory: str | Path) -> None:
         """Save weights (with LoRA the adapters), optimizer, schedule, reference and RNG into `directory`, shared by all
         ranks. Not atomic by itself: see actors.training.checkpoint."""
+        from actors.training.persistence import save_tensors  # here: a learner need not import it at its start
+
         save_tensors(self._state(), directory, distributed=self.rank.size > 1)
 
     def load(self, directory: str | Path) -> None:
@@ -368,6 +369,8 @@ class Trainer:
         self._load(self._weights(), directory)
 
     def _load(self, state: dict[str, Tensor], directory: str | Path) -> None:
+        from actors.training.persistence import frozen_sums, load_tensors
+
         load_tensors(state, directory, distributed=self.rank.size > 1)
         if BASE in state and not torch.equal(state[BASE], frozen_sums(self.module, self.rank)):
             raise CheckpointError(
@@ -378,6 +381,8 @@ class Trainer:
     def _weights(self) -> dict[str, Tensor]:
         state = {f"model.{name}": p.detach() for name, p in self._trained}
         if self.options.lora is not None:
+            from actors.training.persistence import frozen_sums
+
             state[BASE] = frozen_sums(self.module, self.rank)
         return state | {f"model.{name}": b for name, b in self.module.named_buffers()}
 
