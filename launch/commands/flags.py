@@ -1,5 +1,5 @@
-"""Accept other trainers' flags on our command line: `--learning_rate 1e-5` becomes `learning_rate=1e-5`, which the
-configuration then answers. Owns the rewriting only.
+"""Accept other trainers' flags on our command line: `--learning_rate 1e-5` and slime's `--rollout-batch-size 8` become
+`learning_rate=1e-5` and `rollout_batch_size=8`, which the configuration then answers. Owns the rewriting only.
 """
 
 import difflib
@@ -24,7 +24,8 @@ class WithOverrides(TyperCommand):
 def as_overrides(args: list[str], options: dict[str, Any]) -> list[str]:
     """Rewrite every flag in `args` that is no option, and does not resemble one, as key=value. `options`: whether each
     option takes a value, by name. The last word of a key is an override though it resembles an option: `--steps` is
-    run.steps, not --step. A flag without a value is true. Overrides go behind all other arguments."""
+    run.steps, not --step. Hyphens become underscores, as no key has any. A flag without a value is true. Overrides go
+    behind all other arguments."""
     left, rewritten, found = list(args), list[str](), list[str]()
     while left:
         token = left.pop(0)
@@ -39,13 +40,17 @@ def as_overrides(args: list[str], options: dict[str, Any]) -> list[str]:
         if not equals:
             follows = left and not left[0].startswith("--") and "=" not in left[0]
             value = left.pop(0) if follows else "true"
-        found.append(f"{name.removeprefix('--')}={value}")
+        found.append(f"{_key(name)}={value}")
     return [*rewritten, *found]
 
 
 def _mistyped(name: str, options: dict[str, Any]) -> bool:
     """Whether a flag resembles an option and is not a key's own word."""
-    return bool(difflib.get_close_matches(name, options, n=1, cutoff=0.8)) and name.removeprefix("--") not in _words()
+    return bool(difflib.get_close_matches(name, options, n=1, cutoff=0.8)) and _key(name) not in _words()
+
+
+def _key(name: str) -> str:
+    return name.removeprefix("--").replace("-", "_")
 
 
 @functools.cache

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from launch.commands.flags import as_overrides
 from launch.config import ConfigError, load_config
 from launch.config.document import Document
 from launch.config.foreign.answers import ABSENT, LEFT, last, plain
@@ -300,6 +301,32 @@ def test_a_whole_command_line_of_verls_comes_back_in_our_names(write_config: Wri
     assert error.remedy.startswith("in Paceline's keys: ")
     assert "objective.clip_high=0.2 checkpoint.every=20" in error.remedy
     assert "choose one: rollout.rollouts_per_prompt=[1, 2] or rollout.rollouts_per_prompt=5" in error.remedy
+
+
+SLIME = """--hf-checkpoint Qwen/Qwen3-4B --prompt-data train.jsonl --input-key prompt --num-rollout 300
+--rollout-batch-size 32 --n-samples-per-prompt 8 --num-steps-per-rollout 2 --rollout-max-response-len 8192
+--rollout-temperature 0.8 --rollout-top-k -1 --max-tokens-per-gpu 9216 --use-dynamic-batch-size --lr 1e-6
+--use-kl-loss --kl-loss-coef 0.01 --kl-loss-type k1 --eps-clip-high 0.28 --eval-interval 20 --save-interval 50
+--colocate --rollout-num-gpus-per-engine 2 --sglang-mem-fraction-static 0.7 --partial-rollout --use-tis
+--unheard-of 3"""
+
+
+def test_slimes_flags_come_back_in_our_names(write_config: Write) -> None:
+    """As in its scripts, with hyphens, for train.py and train_async.py alike."""
+    overrides = as_overrides(SLIME.split(), {"--resume": False, "--step": True})
+    error = refused(write_config(), *overrides)
+    said = {issue.key: issue for issue in error.issues}
+    assert len(said) == SLIME.count("--")
+    assert {key for key, issue in said.items() if not issue.remedy} <= {"unheard_of"}
+    ours = " ".join(issue.ours for issue in error.issues if issue.ours)
+    for one in (
+        *("model.path=Qwen/Qwen3-4B", "run.steps=300", "rollout.prompts_per_step=32", "learner.mini_batches=2"),
+        *("rollout.sampling.top_k=0", "learner.micro_batch_tokens=9216", "cluster.layout=colocated", "eval.every=20"),
+        *("objective.kl=k1", "objective.kl_coef=0.01", "objective.clip_high=0.28", "cluster.gpus_per_worker=2"),
+    ):
+        assert one in ours.split(), one
+    accepted(ours)
+    assert "rollout.partial.tokens_per_step" in (said["partial_rollout"].remedy or "")
 
 
 def test_a_name_that_is_ours_is_never_in_the_table() -> None:

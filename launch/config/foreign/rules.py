@@ -183,8 +183,9 @@ def use_kl_loss(value: Any, written: Written) -> str:
         return f"{LEFT}: without objective.kl there is no KL term"
     if written.get("algorithm.use_kl_in_reward"):
         return f"{ABSENT} beside use_kl_in_reward: only one KL term (objective.kl_in)"
-    kind = _KL.get(str(written.get("actor.kl_loss_type") or "low_var_kl"), "k3")
-    coefficient = written.get("actor.kl_loss_coef", 0.001)
+    bare = {name: written.get(name) for name in ("kl_loss_type", "kl_loss_coef")}  # slime's
+    kind = _KL.get(str(written.get("actor.kl_loss_type") or bare["kl_loss_type"] or "low_var_kl"), "k3")
+    coefficient = written.get("actor.kl_loss_coef", bare["kl_loss_coef"] or 0.001)
     return put(("objective.kl", kind), ("objective.kl_in", "loss"), ("objective.kl_coef", coefficient))
 
 
@@ -198,7 +199,7 @@ def use_kl_in_reward(value: Any, written: Written) -> str:
 
 def part_of(value: Any, written: Written, switch_key: str, key: str) -> str:
     """Answer for the coefficient or kind of a KL term. verl has no such term unless `switch_key` is true."""
-    if not written.get(switch_key):
+    if not (written.get(switch_key) or written.get(switch_key.rpartition(".")[2])):
         return f"{LEFT}: it has no effect in verl without {switch_key}=true; the key here is {key}"
     if key == "objective.kl_coef":
         return put((key, value)) if value else f"{LEFT}: a KL term of weight 0 has no effect"
