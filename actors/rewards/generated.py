@@ -12,6 +12,7 @@ from typing import Any
 from actors.rewards.boxed import final_part
 from actors.rewards.child import ChildDiedError, ChildTimeoutError, DeadlineChild
 from actors.rewards.maths import unmarked_answer
+from config.installed import install_extra
 from config.rewards import RewardTerm
 from contracts.rewards import GradeItem, GradingError, RewardConfigError, Score
 
@@ -44,7 +45,7 @@ class ReasoningGymTerm:
         except GradingError as error:
             self._child.close()
             raise RewardConfigError(
-                f"{key}.kind: reasoning-gym cannot be used ({error}): pip install 'paceline[reasoning-gym]'"
+                f"{key}.kind: reasoning-gym cannot be used ({error}): {install_extra('reasoning-gym')}"
             ) from error
 
     def score(self, item: GradeItem) -> Score:

@@ -18,6 +18,7 @@ from actors.engine.capabilities import capabilities_of
 from actors.engine.vllm.versions import UnsupportedVllmError, check_version
 from config.catalogue import FRESH_WEIGHTS
 from config.formats import FORMATS, LowBitFormat
+from config.installed import install_extra
 from config.tree import Config
 from drafter.published import EagleWeightsError, form_of, is_published, read_published
 from launch.config import gym
@@ -151,9 +152,9 @@ def _packages(c: Config) -> Iterator[Issue]:
             yield Issue("rollout.engine.backend", str(error))
     for index, term in enumerate(c.reward.terms):
         if term.kind == "reasoning_gym" and not _remote(c) and (fault := gym.unusable()):
-            yield Issue(f"reward.terms.{index}.kind", fault, remedy=gym.INSTALL)
+            yield Issue(f"reward.terms.{index}.kind", fault, remedy=install_extra(gym.PACKAGE))
     if c.observe.wandb_project is not None and importlib.util.find_spec("wandb") is None:
-        yield Issue("observe.wandb_project", "wandb is not installed", remedy="pip install -e '.[wandb]'")
+        yield Issue("observe.wandb_project", "wandb is not installed", remedy=install_extra("wandb"))
     elif c.observe.wandb_project is not None and not _wandb_login():
         yield Issue(
             "observe.wandb_project",

@@ -17,13 +17,14 @@ from typing import Any, TextIO
 
 from actors.rewards import gym
 from config.data import DataOptions, ReasoningGymOptions, TrainSetOptions
+from config.installed import install_extra
 from config.tree import Config, EvalSetOptions
 from launch import cache
 from launch.config.issues import ConfigError, Issue
 
 KEY = "data.reasoning_gym"
 FOLDER = "reasoning_gym"  # below run.dir
-PACKAGE, VERSION, INSTALL = "reasoning-gym", "0.1.25", "pip install 'paceline[reasoning-gym]'"
+PACKAGE, VERSION = "reasoning-gym", "0.1.25"  # the extra has the package's name
 
 
 def unusable() -> str:
@@ -44,7 +45,7 @@ def generated(config: Config, out: TextIO | None = None) -> Config:
     if not asked:
         return config
     if fault := unusable():
-        raise ConfigError([Issue(KEY, fault, remedy=INSTALL)])
+        raise ConfigError([Issue(KEY, fault, remedy=install_extra(PACKAGE))])
     train, held_out, issues = list[TrainSetOptions](), list[EvalSetOptions](), list[Issue]()
     for index, one in enumerate(asked):
         folder = _folder(config, one)
@@ -137,5 +138,7 @@ def _ask(request: dict[str, Any], what: str, out: TextIO | None) -> dict[str, st
         if refused is None and code != 0:
             printed.seek(0)
             last = (printed.read().strip() or f"exit status {code}").splitlines()[-1]
-            raise ConfigError([Issue(KEY, f"the process that makes the questions failed: {last}", remedy=INSTALL)])
+            raise ConfigError(
+                [Issue(KEY, f"the process that makes the questions failed: {last}", remedy=install_extra(PACKAGE))]
+            )
     return refused

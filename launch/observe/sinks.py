@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from config.installed import install_extra
 from launch.config import Config
 from launch.errors import PacelineError
 
@@ -113,7 +114,7 @@ class WandbSink:
             import wandb
         except ImportError as error:
             raise PacelineError(
-                "observe.wandb_project is set, but wandb is not installed", remedy="pip install -e '.[wandb]'"
+                "observe.wandb_project is set, but wandb is not installed", remedy=install_extra("wandb")
             ) from error
         known = run_dir / "wandb_id"
         if not known.is_file():

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from actors.engine.vllm.versions import UnsupportedVllmError
+from config.installed import install_extra
 from launch.config import ConfigError, check_environment, load_config
 
 Write = Callable[..., Path]
@@ -289,7 +290,7 @@ def test_environment(write_config: Write, tmp_path: Path, monkeypatch: pytest.Mo
         "observe.wandb_project", "cluster.layout", "model.path", "model.tokenizer",
         "data.train", "data.eval", "warmup.data", "run.dir",
     }  # fmt: skip
-    assert found["observe.wandb_project"].remedy == "pip install -e '.[wandb]'"
+    assert found["observe.wandb_project"].remedy == install_extra("wandb")
     assert "looked in" in found["data.train"].message
 
 
