@@ -68,8 +68,8 @@ class Sender:
                     window = Window(self._device, piece_bytes)
                     outlets.append(_Shared(board, window, self._index, mine, changes=mine[0] in plan["changes"]))
                 if others:
-                    host, changes = own_address(self._address), others[0] in plan["changes"]
-                    outlets.append(_Broadcast(board, self._group, plan, self._client, host, changes=changes))
+                    host, some = own_address(self._address), others[0] in plan["changes"]
+                    outlets.append(_Broadcast(board, self._group, plan, self._client, host, changes=some))
             except HandOffError as error:
                 ways = [f"{way}: {error}" if way in ("ipc", "broadcast") else str(error) for way in ways]
                 if board is not None:
