@@ -85,6 +85,11 @@ class Leaving:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class StreamEnds:
+    """The last event of a stream, though its engine goes on: the driver opens the next one."""
+
+
 WorkerEvent = DriverEvent | SpotEvent | Leaving
 PATIENT = (Progress, EngineWindow, PassEvent)  # not urgent; a prefix is lost only with the worker
 
@@ -374,8 +379,9 @@ class RolloutWorker:
         return self._status()
 
     @ray.method
-    async def stream(self) -> AsyncGenerator[list[WorkerEvent], None]:
-        """Yield the present engine's events in order until it ends.
+    async def stream(self, most: int | None = None) -> AsyncGenerator[list[WorkerEvent | StreamEnds], None]:
+        """Yield the present engine's events in order until it ends. `most`: yield at most so many lists, the last of
+        which ends with StreamEnds. Another call goes on from there.
 
         Ends after an EngineFailed, or when the engine is restarted or shut down. One reader per engine: raises
         RuntimeError on the second."""
@@ -383,12 +389,18 @@ class RolloutWorker:
         if incarnation.streamed:
             raise RuntimeError(f"{self._name}: the events of this engine are already being read")
         incarnation.streamed = True
-        open_ = True
+        open_, yielded = True, 0
         while open_:
             batch = await incarnation.next_events()
             open_ = batch[-1] is not None
-            if events := [event for event in batch if event is not None]:
-                yield events
+            events: list[WorkerEvent | StreamEnds] = [event for event in batch if event is not None]
+            if not events:
+                continue
+            yielded += 1
+            if open_ and yielded == most:
+                incarnation.streamed = open_ = False
+                events.append(StreamEnds())
+            yield events
 
     @ray.method
     async def shutdown(self) -> None:

@@ -202,7 +202,11 @@ class Worker:
 
     def __getattr__(self, method: str) -> Any:
         """Return the method for handle.method.remote(...)."""
-        calls: dict[str, Callable[..., Any]] = {"stream": lambda: Stream(self), "tell": self._tell, "ask": self._ask}
+        calls: dict[str, Callable[..., Any]] = {
+            "stream": lambda most: Stream(self),
+            "tell": self._tell,
+            "ask": self._ask,
+        }
         return Remote(calls.get(method, lambda *_: Ref(UP, self.fleet.asked)))
 
     def spoke(self) -> None: ...

@@ -25,7 +25,7 @@ from ray.exceptions import RayError, RayTaskError
 
 from actors.engine.process import EngineStartError
 from actors.loop import EventLoop, Waitable
-from actors.rollout_worker import RolloutWorker, SupervisorStatus, WorkerEvent
+from actors.rollout_worker import RolloutWorker, StreamEnds, SupervisorStatus, WorkerEvent
 from contracts.engine import Answered, Command, ReceiveWeights, UpdateWeights
 from contracts.handoff import Offer
 from contracts.rollout import WeightsLoaded
@@ -37,6 +37,9 @@ WorkerHandle = ActorProxy[RolloutWorker]
 
 _log = logging.getLogger(__name__)
 FETCH_TIMEOUT_S = 60.0  # to bring one existing object to this node
+# Lists of events of one stream. While a stream lasts, Ray keeps the id of every object of it in the driver, read or not
+# (ObjectRefStream::refs_written_to_stream_ of Ray 2.60), so the driver grew as long as its workers lived.
+STREAM_LISTS = 1000
 
 
 def worker_name(index: int) -> str:
@@ -142,7 +145,7 @@ class Seat:
         self._expect(self.handle.restart_engine.remote())
 
     def open_stream(self) -> None:
-        self.stream = cast(ObjectRefGenerator, self.handle.stream.remote())
+        self.stream = cast(ObjectRefGenerator, self.handle.stream.remote(STREAM_LISTS))
         self._await(self.stream)
 
     def load(self, weights: Weights, base: Weights | None = None) -> None:
@@ -224,8 +227,13 @@ class Seat:
             return None
         if isinstance(value, Exception):  # the end, or what ended it
             ray.get(ref, timeout=FETCH_TIMEOUT_S)
-        self._await(self.stream)
-        return cast(list[WorkerEvent], _good(value))
+        events: list[WorkerEvent | StreamEnds] = _good(value)
+        if events and isinstance(events[-1], StreamEnds):
+            events.pop()
+            self.open_stream()  # the old one has no further object
+        else:
+            self._await(self.stream)
+        return cast(list[WorkerEvent], events)
 
     def take_send(self, ref: Waitable, value: Any) -> None:
         """Check a command that has been taken. Raises as `take_answer`."""

@@ -58,7 +58,7 @@ class Worker:
         calls: dict[str, Callable[..., Any]] = {
             "tell": self._tell,
             "ask": lambda command, memory=None: Ref(loaded(command), self.fleet.todo),
-            "stream": lambda: Stream(self),
+            "stream": lambda most: Stream(self),
             "restart_engine": self._restart,
             "shutdown": lambda: Ref(None, self.fleet.todo),
         }

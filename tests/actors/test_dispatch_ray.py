@@ -1,10 +1,12 @@
 """The dispatcher with real Ray actors and real (fake-engine) processes: undisturbed, killed, hung, interrupted."""
 
+import gc
 import os
 import random
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -15,6 +17,7 @@ import numpy as np
 import psutil
 import pytest
 import ray
+from ray import ObjectRefGenerator
 from ray.exceptions import RayError
 
 from actors.rollout_worker import SupervisorStatus
@@ -22,6 +25,7 @@ from benchmarks.alone import DispatcherAlone
 from config.rollout import EngineOptions, RolloutOptions
 from contracts.rollout import FinishReason, Request, Rollout
 from launch.dispatch import spawner
+from launch.dispatch.seat import Seat
 from launch.errors import PacelineError
 from models.checksum import checksum
 from models.manifest import WeightsManifest
@@ -75,6 +79,29 @@ def check(rollouts: list[Rollout], asked: list[Request]) -> None:
         assert rollout.logprobs.tolist() == logprobs
         assert rollout.logprobs_t1 is not None
         assert rollout.logprobs_t1.tolist() == [2 * x for x in logprobs]
+
+
+def test_streams_of_events_are_short_and_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a stream lasts, Ray keeps the id of each of its objects in the driver: 1,000 at most, here 3."""
+    monkeypatch.setattr("launch.dispatch.seat.STREAM_LISTS", 3)
+    lists, take = Counter[str](), Seat.take_events
+
+    def taken(self: Seat, value: Any) -> Any:
+        lists[cast(Any, self.stream)._generator_ref.hex()] += 1
+        return take(self, value)
+
+    monkeypatch.setattr(Seat, "take_events", taken)
+    with running(options(2)) as (dispatcher, events):
+        for seed in range(2):
+            done: list[Rollout] = []
+            dispatcher.run(asked := requests(64, seed=seed), done.append)
+            check(done, asked)
+        assert events == []
+        gc.collect()
+        alive = [one for one in gc.get_objects() if isinstance(one, ObjectRefGenerator)]
+        assert len(alive) == 2, "one for each worker"
+    assert len(lists) > 4
+    assert max(lists.values()) == 3
 
 
 def engine_pid(status: SupervisorStatus) -> int:

@@ -11,7 +11,7 @@ import pytest
 
 from actors import rollout_worker
 from actors.engine.shared_rollouts import pack
-from actors.rollout_worker import NoEngineError, RolloutWorker
+from actors.rollout_worker import NoEngineError, RolloutWorker, StreamEnds
 from contracts.engine import Abort, LoadDrafters, Remember, SaveDrafters, Submit, UpdateWeights
 from contracts.rollout import (
     DraftersSaved,
@@ -74,6 +74,35 @@ async def test_streams_progress_and_rollouts_and_allows_one_reader() -> None:
     await w.shutdown()
     assert (await w.status()).engine == "none"
     assert [e async for e in stream] == []  # the end of an engine is the end of its stream
+
+
+@pytest.mark.asyncio
+async def test_a_stream_ends_after_so_many_lists_and_the_next_one_goes_on() -> None:
+    w = worker()
+    await w.restart_engine()
+    requests = [make_request(i) for i in range(7)]
+    await w.tell(Submit(tuple(requests)))
+    events, streams = list[object](), 0
+    async with asyncio.timeout(DEADLINE_S):
+        while sum(isinstance(e, Finished) for e in events) < 7:
+            lists = [batch async for batch in w.stream(2)]
+            streams += 1
+            assert len(lists) == 2
+            assert isinstance(lists[1].pop(), StreamEnds)
+            events += [event for batch in lists for event in batch]
+            if streams == 1:
+                await w.tell(Submit(tuple(make_request(i) for i in range(7, 12))))
+    assert not any(isinstance(event, StreamEnds) for event in events)
+    for request in requests:
+        [rollout] = [
+            e.rollout for e in events if isinstance(e, Finished) and e.rollout.request_id == request.request_id
+        ]
+        tokens, reason = response(request)
+        assert (rollout.tokens.tolist(), rollout.finish_reason) == (tokens, reason)
+        deltas = [e.delta.tokens for e in events if isinstance(e, Progress) and e.request_id == request.request_id]
+        said = np.concatenate([np.zeros(0, np.int32), *deltas]).tolist()
+        assert said == tokens[: len(said)], "nothing is lost or repeated between two streams"
+    await w.shutdown()
 
 
 @pytest.mark.asyncio
