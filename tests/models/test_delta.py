@@ -62,28 +62,36 @@ def test_a_chain_of_deltas_is_the_last_buffer_bit_for_bit(chain: list[Held], par
         base.keep(chain[0].manifest, chain[0].buffer)
         for old, new in pairwise(chain):
             before = old.buffer.copy()
-            found = base.change(new.manifest, whole(old, new))
+            found = base.change(new.manifest, [whole(old, new)])
             assert found.tobytes() == new.buffer.tobytes()
             assert old.buffer.tobytes() == before.tobytes()  # whoever reads the last one still does
+        late = BaseWeights()
+        late.keep(chain[0].manifest, chain[0].buffer)
+        at_once = late.change(chain[-1].manifest, [whole(old, new) for old, new in pairwise(chain)])
+        assert at_once.tobytes() == chain[-1].buffer.tobytes()
 
 
 @given(chains(3))
 def test_a_lost_or_reordered_link_is_refused_and_what_was_held_stays(chain: list[Held]) -> None:
     base = BaseWeights()
     with pytest.raises(DeltaError, match="no weights are held"):
-        base.change(chain[1].manifest, whole(chain[0], chain[1]))
+        base.change(chain[1].manifest, [whole(chain[0], chain[1])])
     base.keep(chain[0].manifest, chain[0].buffer)
     for lost in (1, 2):
         with pytest.raises(DeltaError, match=f"from version {lost}, held is version 0"):
-            base.change(chain[lost + 1].manifest, whole(chain[lost], chain[lost + 1]))
+            base.change(chain[lost + 1].manifest, [whole(chain[lost], chain[lost + 1])])
     with pytest.raises(DeltaError, match="to version 1 came, wanted is version 2"):
-        base.change(chain[2].manifest, whole(chain[0], chain[1]))
+        base.change(chain[2].manifest, [whole(chain[0], chain[1])])
     assert base.version == 0
+    for some in ([0, 2], [1, 0, 2], [0, 1, 1, 2], [1, 2]):
+        with pytest.raises(DeltaError):
+            base.change(chain[3].manifest, [whole(chain[i], chain[i + 1]) for i in some])
+        assert base.version == 0
     for old, new in pairwise(chain):
-        buffer = base.change(new.manifest, whole(old, new))
+        buffer = base.change(new.manifest, [whole(old, new)])
     assert buffer.tobytes() == chain[-1].buffer.tobytes()
     with pytest.raises(DeltaError, match="from version 0, held is version 3"):  # one that comes again
-        base.change(chain[1].manifest, whole(chain[0], chain[1]))
+        base.change(chain[1].manifest, [whole(chain[0], chain[1])])
 
 
 @given(chains(1), st.data())
@@ -98,7 +106,7 @@ def test_a_damaged_delta_never_passes_for_another_buffer(chain: list[Held], data
         base = BaseWeights()
         base.keep(old.manifest, old.buffer)
         try:
-            buffer = base.change(new.manifest, bad)
+            buffer = base.change(new.manifest, [bad])
         except DeltaError:
             assert base.version == 0
         else:  # a bit that says nothing, as the last ones of a bitmap
