@@ -73,7 +73,7 @@ def cpu_s(call: Callable[[], object]) -> float:
 def settled(model: Transformer, requests: int, prompt_tokens: int) -> NativeEngine:
     """Return an engine in which `requests` requests decode."""
     steps: list[EngineStepRecord] = []
-    engine = NativeEngine(model, engine_options(requests, prompt_tokens + LONGEST + 16), on_step=steps.append)
+    engine = NativeEngine(model, engine_options(requests, prompt_tokens + LONGEST + 16), steps=steps)
     prompts = np.random.default_rng(0).integers(0, 40_000, (requests, prompt_tokens))
     engine.submit(requests_of(prompts, [LONGEST] * requests))
     while sum(step.running == requests and not step.prefill_tokens for step in steps) < SETTLED:
@@ -105,7 +105,7 @@ class Worker:
 
     def __init__(self, model: Transformer, requests: Sequence[Request]) -> None:
         self._steps: list[EngineStepRecord] = []
-        self._engine = NativeEngine(model, options_of([requests]), on_step=self._steps.append)
+        self._engine = NativeEngine(model, options_of([requests]), steps=self._steps)
 
     def roll(self, requests: Sequence[Request]) -> Turn:
         self._steps.clear()

@@ -119,17 +119,14 @@ class Counting:
     """An engine that counts its steps."""
 
     def __init__(self, config: Config, initial: Path) -> None:
-        self._steps = 0
-        self._engine = NativeEngine(load_model(initial), config.rollout.engine, on_step=self._count)
-
-    def _count(self, _: EngineStepRecord) -> None:
-        self._steps += 1
+        self._steps: list[EngineStepRecord] = []
+        self._engine = NativeEngine(load_model(initial), config.rollout.engine, steps=self._steps)
 
     def sample(self, weights: Snapshot, requests: Sequence[Request]) -> tuple[dict[int, Rollout], int]:
         """Return the responses under those weights, and the number of engine steps."""
-        self._steps = 0
+        self._steps.clear()
         self._engine.update_weights(*weights)
-        return self._engine.generate(requests), self._steps
+        return self._engine.generate(requests), len(self._steps)
 
 
 def main(

@@ -28,7 +28,7 @@ def run(session: Session) -> None:
         from benchmarks.tools.contenders import WrongDrafter
 
         engine = NativeEngine(
-            model, options, drafters={"suffix": WrongDrafter("suffix", 1)}, policy=policy, on_step=records.append
+            model, options, drafters={"suffix": WrongDrafter("suffix", 1)}, policy=policy, steps=records
         )
         session.synchronize()
         session.row(

@@ -59,7 +59,7 @@ def _wave(
         options,
         drafters={} if drafter is None else {drafter.name: drafter},
         policy=FixedPolicy(strategy, batch),
-        on_step=records.append,
+        steps=records,
     )
     tokens: dict[int, list[int]] = {}
     steps = waves(engine, records, batch, session.rehearse, tokens)

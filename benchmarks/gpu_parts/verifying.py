@@ -92,9 +92,7 @@ def _drafting(session: Session, size: str, model: Transformer, net: Network, pla
             eagle = EagleOptions(path="random", min_probability=0.0)
             drafters = build_drafters(SpeculationOptions(eagle=eagle, strategies=(text,)), model, options)
             records: list[object] = []
-            engine = NativeEngine(
-                model, options, drafters=drafters, policy=FixedPolicy(strategy, batch), on_step=records.append
-            )
+            engine = NativeEngine(model, options, drafters=drafters, policy=FixedPolicy(strategy, batch), steps=records)
             steps = waves(engine, records, batch, session.rehearse)
             draft_ms = float(np.median([step.draft_s for step in steps])) * 1e3
             whole_ms = float(np.median([step.elapsed_s for step in steps])) * 1e3

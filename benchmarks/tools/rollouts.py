@@ -126,7 +126,7 @@ def decode(
         drafters=drafters or {},
         policy=policy,
         budget=budget,
-        on_step=steps.append if record else None,
+        steps=steps if record else None,
     )
     if history is not None:
         teach((drafters or {}).values(), history)

@@ -290,7 +290,7 @@ def paceline(path: str, dtype: DType, running: int, compiled: bool, threads: int
             progress_every_tokens=options.progress_every_tokens,
             drafters=made,
             policy=policy,
-            on_step=recorded.append,
+            steps=recorded,
         )
         measured = Parts.of_paceline(engine, backend.core) if parts else None
         return timed(partial(paceline_wave, engine, recorded), waves, measured)
@@ -318,7 +318,7 @@ def native(
         if not plain:
             made, policy = speculation.make(cold, lambda of: build_drafters(of, model, options))
         recorded: list[EngineStepRecord] = []
-        engine = NativeEngine(model, options, drafters=made, policy=policy, on_step=recorded.append)
+        engine = NativeEngine(model, options, drafters=made, policy=policy, steps=recorded)
         return timed(partial(paceline_wave, engine, recorded), waves, None)
 
     return versions(), run

@@ -175,9 +175,7 @@ def test_drafts_deeper_than_its_cache_end_there(tmp_path: Path, strategy: str) -
     requests = make_requests(2, seed=3, max_new_tokens=120)
     plain, records = run(NativeEngine(model, options_of()), requests), list[Any]()
     policy = FixedPolicy(Strategy.parse(strategy))
-    core = NativeEngine(
-        model, options_of(), drafters={"eagle": drafter_of(model)}, policy=policy, on_step=records.append
-    )
+    core = NativeEngine(model, options_of(), drafters={"eagle": drafter_of(model)}, policy=policy, steps=records)
     assert_same(run(core, requests), plain)
     assert policy.choose(load(1)) == Strategy.parse(strategy), "the drafter failed"
     assert max(record.drafted for record in records) >= MAX_FED_ROWS
@@ -272,7 +270,7 @@ def test_a_drafter_that_thinks_like_the_target_is_always_accepted(tmp_path: Path
         options_of(),
         drafters={"eagle": drafter_of(model, Fresh)},
         policy=FixedPolicy(Strategy.parse("eagle:3")),
-        on_step=records.append,
+        steps=records,
     )
     run(core, make_requests(6, seed=4, max_new_tokens=40, temperature=0.9))
     drafted, accepted = (sum(getattr(record, name) for record in records) for name in ("drafted", "accepted"))

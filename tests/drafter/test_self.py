@@ -95,7 +95,7 @@ def test_after_an_update_it_drafts_with_the_new_weights(tmp_path: Path) -> None:
         options_of(),
         drafters=build_drafters(NAMED, model, options_of()),
         policy=FixedPolicy(Strategy.parse("self:5")),
-        on_step=records["updated"].append,
+        steps=records["updated"],
     )
     run(core, requests)
     core.update_weights(*weights.pack(hf_state_dict(other), version=1))
@@ -106,7 +106,7 @@ def test_after_an_update_it_drafts_with_the_new_weights(tmp_path: Path) -> None:
         options_of(),
         drafters=build_drafters(NAMED, other, options_of()),
         policy=FixedPolicy(Strategy.parse("self:5")),
-        on_step=records["fresh"].append,
+        steps=records["fresh"],
     )
     assert_same(again, run(fresh, requests))
     ours, theirs = ([(r.drafted, r.accepted) for r in records[name]] for name in ("updated", "fresh"))

@@ -107,7 +107,7 @@ class Counted:
             options_of(**options),
             drafters={"test": drafter},
             policy=FixedPolicy(Strategy.parse(strategy)),
-            on_step=self.records.append,
+            steps=self.records,
             **keywords,
         )
 

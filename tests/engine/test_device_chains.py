@@ -212,7 +212,7 @@ def test_an_engine_that_drafts_with_itself_gives_the_tokens_of_plain_decoding(tm
         policy=FixedPolicy(Strategy.parse("self:3")),
         graph_capture=capture,
         make_memory=memory,
-        on_step=records.append,
+        steps=records,
     )
     captured = capture.records
     assert_same_tokens(run(core, requests), expected)

@@ -55,9 +55,7 @@ class Recorded:
         self.records: list[EngineStepRecord] = []
         policy = FixedPolicy(Strategy.parse(strategy)) if strategy else None
         drafters = {"test": drafter} if strategy else {}
-        self.core = NativeEngine(
-            model, options_of(**options), drafters=drafters, policy=policy, on_step=self.records.append
-        )
+        self.core = NativeEngine(model, options_of(**options), drafters=drafters, policy=policy, steps=self.records)
 
     @property
     def checked(self) -> int:
@@ -229,7 +227,7 @@ def test_requests_without_text_are_drafted_for_beside_checks(model: Transformer,
     else:
         policy = FixedPolicy(Strategy.parse(mode))
     drafters = {"test": Oracle(expected)}
-    core = NativeEngine(model, options_of(max_running=8), drafters=drafters, policy=policy, on_step=records.append)
+    core = NativeEngine(model, options_of(max_running=8), drafters=drafters, policy=policy, steps=records)
     core.submit(with_early(requests, half))
     events = drain(core)
     assert_same(rollouts(events), expected)

@@ -15,6 +15,7 @@ import pytest
 import torch
 from triton.runtime.errors import OutOfResources
 
+from actors.engine.batch.telemetry import EngineStepRecord
 from actors.engine.native.engine import NativeEngine
 from actors.engine.native.forward import device_steps
 from actors.engine.native.forward.decoder import DecoderForward
@@ -251,7 +252,7 @@ def test_a_step_is_one_upload_and_one_download(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(device_steps, "Upload", Counted)
     monkeypatch.setattr(device_steps, "Download", CountedBack)
     steps: list[Any] = []
-    core = graphed(tiny_model(tmp_path), FakeGraphCapture(), on_step=steps.append, max_running=64)
+    core = graphed(tiny_model(tmp_path), FakeGraphCapture(), steps=steps, max_running=64)
     sent.clear()
     run(core, make_requests(1, seed=78, max_new_tokens=20))
     assert len(sent) == len(steps)
@@ -306,18 +307,18 @@ def test_hidden_states_kept_from_replays_are_their_own(tmp_path: Path) -> None:
     records: list[list[tuple[int, int]]] = []
     for graph_capture in (None, FakeGraphCapture()):
         drafter = EagleDrafter(model, EagleOptions(), 8, 512, 8)
-        seen: list[tuple[int, int]] = []
+        seen: list[EngineStepRecord] = []
         core = NativeEngine(
             model,
             options_of(),
             drafters={"eagle": drafter},
             policy=FixedPolicy(Strategy.parse("eagle:3")),
             graph_capture=graph_capture,
-            on_step=lambda record, seen=seen: seen.append((record.drafted, record.accepted)),
+            steps=seen,
         )
         core.submit(requests)
         rollouts(drain(core))
-        records.append(seen)
+        records.append([(record.drafted, record.accepted) for record in seen])
     assert records[0] == records[1]
     assert sum(accepted for _, accepted in records[0]) > 0
 

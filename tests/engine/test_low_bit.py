@@ -2,7 +2,7 @@
 of the masters that mirror it, and it computes with what it is handed, in few bits or not."""
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +69,7 @@ def engine_of(
     model: Transformer,
     strategy: str = "",
     verification: Any = "coupled",
-    on_step: Callable[[EngineStepRecord], None] | None = None,
+    steps: list[EngineStepRecord] | None = None,
     **changes: Any,
 ) -> NativeEngine:
     options = options_of(**changes)
@@ -78,7 +78,7 @@ def engine_of(
     speculation = SpeculationOptions(strategies=(strategy,), eagle=EagleOptions(path="random"))
     drafters = build_drafters(speculation, model, options)
     policy = FixedPolicy(Strategy.parse(strategy))
-    return NativeEngine(model, options, drafters=drafters, policy=policy, verification=verification, on_step=on_step)
+    return NativeEngine(model, options, drafters=drafters, policy=policy, verification=verification, steps=steps)
 
 
 def published(masters: Transformer, name: Quantization, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
@@ -140,7 +140,7 @@ def test_speculation_changes_nothing(folder: Path, name: Quantization, dtype: to
     requests = make_requests(14, prompts=4, seed=5, max_new_tokens=24, temperature=0.4)
     expected = run(engine_of(model), requests)
     records: list[EngineStepRecord] = []
-    core = engine_of(model, strategy, prefill_chunk_tokens=32, on_step=records.append)
+    core = engine_of(model, strategy, prefill_chunk_tokens=32, steps=records)
     assert_same(run(core, requests), expected)
     assert sum(record.drafted for record in records) > 0
 

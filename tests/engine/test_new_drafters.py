@@ -65,16 +65,14 @@ def test_tokens_and_the_targets_kv_stay(tmp_path: Path, strategy: str, every_ste
             yield core.step()
 
     told: list[EngineStepRecord] = []
-    plain = NativeEngine(model, options_of(max_running=6), on_step=told.append)
+    plain = NativeEngine(model, options_of(max_running=6), steps=told)
     expected = rollouts([event for events in steps_of(plain) for event in events])
     prefilled, kept = sum(step.prefill_tokens for step in told), 0
 
     speculation = SpeculationOptions(strategies=(strategy,), eagle=EagleOptions(path="random"))
     options, policy = options_of(max_running=6), Told(strategy)
     told.clear()
-    core = NativeEngine(
-        model, options, drafters=build_drafters(speculation, model, options), policy=policy, on_step=told.append
-    )
+    core = NativeEngine(model, options, drafters=build_drafters(speculation, model, options), policy=policy, steps=told)
     events: list[Event] = []
     for number, found in enumerate(steps_of(core)):
         events += found
@@ -117,7 +115,7 @@ def test_a_drafter_that_failed_comes_back_with_new_weights_a_bounded_number_of_t
     told: list[EngineStepRecord] = []
     policy = FixedPolicy(Strategy.parse("eagle:3"))
     drafter: Any = FailsAtTimes(made["eagle"], {3, 6, 9})
-    core = NativeEngine(model, options_of(), drafters={"eagle": drafter}, policy=policy, on_step=told.append)
+    core = NativeEngine(model, options_of(), drafters={"eagle": drafter}, policy=policy, steps=told)
     core.submit(requests)
     events, version, drafted = [], 0, []
     while core.has_work:

@@ -103,7 +103,7 @@ def test_an_engine_s_steps_last_as_paced(tmp_path: Path, name: str) -> None:
             drafters={name: Zeros()},
             policy=FixedPolicy(strategy),
             timer=time.clock,
-            on_step=records.append,
+            steps=records,
             pacer=None if pace is None else Pacer(pace, "test", clock=time.clock, sleeps=time.sleep),
         )
         return run(core, requests), records, time

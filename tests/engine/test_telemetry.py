@@ -65,7 +65,7 @@ def test_windows_are_the_sum_of_their_steps(tmp_path: Path, plain_s: float | Non
     chain, tree = Strategy("oracle", 4), Strategy("tree", 3, 2, 6)
     policy, records = Turns([PLAIN, chain, tree], plain_s), list[EngineStepRecord]()
     drafters = {"oracle": Oracle(expected, spoil=True), "tree": RandomTrees(expected, 0.6)}
-    core = NativeEngine(model, options_of(), drafters=drafters, policy=policy, on_step=records.append)
+    core = NativeEngine(model, options_of(), drafters=drafters, policy=policy, steps=records)
     core.submit(requests)
     windows = [event for event in drain(core) if isinstance(event, EngineWindow)]
 
@@ -113,7 +113,7 @@ def test_windows_add_up_predictions_and_reasons_of_their_steps(tmp_path: Path) -
     chain = Strategy("oracle", 4)
     policy, records = Turns([PLAIN, chain], 0.5), list[EngineStepRecord]()
     drafters = {"oracle": Oracle(expected, spoil=True)}
-    core = NativeEngine(model, options_of(), drafters=drafters, policy=policy, on_step=records.append)
+    core = NativeEngine(model, options_of(), drafters=drafters, policy=policy, steps=records)
     core.submit(requests)
     windows = [event for event in drain(core) if isinstance(event, EngineWindow)]
     timed_s = {id(step): step[-1] for step in policy.recorded}.values()
@@ -149,7 +149,7 @@ def test_an_accepted_stop_token_is_not_counted_twice(tmp_path: Path) -> None:
     assert all(len(rollout.tokens) <= 10 for rollout in expected.values())
     policy, records = Turns([Strategy("oracle", 4)], None), list[EngineStepRecord]()
     drafters = {"oracle": Oracle(expected)}
-    core = NativeEngine(model, options_of(), drafters=drafters, policy=policy, on_step=records.append)
+    core = NativeEngine(model, options_of(), drafters=drafters, policy=policy, steps=records)
     core.submit(requests)
     drain(core)
     timed = [record for record in records if record.running and not record.prefill_tokens]
@@ -161,7 +161,7 @@ def test_an_accepted_stop_token_is_not_counted_twice(tmp_path: Path) -> None:
 def test_steps_that_say_nothing_about_a_strategy_are_skipped(tmp_path: Path) -> None:
     model = tiny_model(tmp_path)
     policy, records = Turns([PLAIN], None), list[EngineStepRecord]()
-    core = NativeEngine(model, options_of(), policy=policy, on_step=records.append)
+    core = NativeEngine(model, options_of(), policy=policy, steps=records)
     first, second = make_requests(2, seed=32, max_new_tokens=30)
     core.submit([first])
     for _ in range(5):
@@ -213,7 +213,7 @@ def test_an_evaluation_has_windows_of_its_own_and_the_policy_learns_nothing(tmp_
     drafters = {"oracle": Oracle(expected, spoil=True)}
     records: list[EngineStepRecord] = []
     core = NativeEngine(
-        model, options_of(max_running=4), drafters=drafters, policy=policy, clock=lambda: 0.0, on_step=records.append
+        model, options_of(max_running=4), drafters=drafters, policy=policy, clock=lambda: 0.0, steps=records
     )
     core.submit(requests)
     windows = [event for event in drain(core) if isinstance(event, EngineWindow)]

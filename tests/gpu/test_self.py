@@ -41,7 +41,7 @@ def drafting(
         options_of(max_running=4),
         drafters={"self": SelfDrafter(model, FORMATS[name])},
         policy=FixedPolicy(Strategy.parse(strategy)),
-        on_step=records.append,
+        steps=records,
         graph_capture=capture,
     )
     return core, records, capture

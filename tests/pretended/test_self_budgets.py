@@ -87,7 +87,7 @@ def test_graphs_outlive_new_weights_of_both(tmp_path: Path) -> None:
         options_of(max_running=2),
         drafters={"self": drafter},
         policy=FixedPolicy(Strategy.parse("self:3")),
-        on_step=records.append,
+        steps=records,
     )
     requests = make_requests(4, max_new_tokens=12)
     before = run(core, requests)

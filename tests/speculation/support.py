@@ -143,7 +143,7 @@ class Served:
         memory: Mapping[int, Rollout] | None = None,
     ) -> None:
         self.records: list[EngineStepRecord] = []
-        core = NativeEngine(model, ENGINE, drafters=drafters or {}, policy=policy, on_step=self.records.append)
+        core = NativeEngine(model, ENGINE, drafters=drafters or {}, policy=policy, steps=self.records)
         if memory:
             known = [request for request in requests if request.request_id in memory]
             core.remember([r.prompt_tokens for r in known], [memory[r.request_id].tokens for r in known])

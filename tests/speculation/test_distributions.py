@@ -219,7 +219,7 @@ def test_pairs_of_tokens_through_the_engine(
         drafters={"test": drafter},
         policy=FixedPolicy(Strategy.parse("test:2")),
         verification="rejection",
-        on_step=records.append,
+        steps=records,
     )
     core.submit(requests)
     responses = np.stack([rollout.tokens for rollout in rollouts(drain_engine(core)).values()])

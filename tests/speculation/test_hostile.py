@@ -89,7 +89,7 @@ def test_one_drafter_down_leaves_the_others(case: tuple) -> None:
         options_of(),
         drafters=drafters,
         policy=FixedPolicy(Strategy.parse("bad:4")),
-        on_step=records.append,
+        steps=records,
     )
     core.submit(requests)
     events = []

@@ -40,7 +40,7 @@ def test_no_token_changes_under_pressure_with_prefixes_and_new_weights(tmp_path:
         shape,
         drafters=build_drafters(OPTIONS, model, shape),
         policy=Mixed(STRATEGIES, seed),
-        on_step=records.append,
+        steps=records,
     )
     for again in range(2):
         core.submit(issued)
@@ -70,7 +70,7 @@ def test_what_was_saved_drafts_in_another_engine(tmp_path: Path) -> None:
             shape,
             drafters=build_drafters(SpeculationOptions(strategies=("suffix:8",)), model, shape),
             policy=FixedPolicy(Strategy.parse("suffix:8")),
-            on_step=records.append,
+            steps=records,
         )
         if restored:
             core.load_drafters(str(tmp_path / "drafters"))

@@ -55,7 +55,7 @@ def test_a_tight_cache_with_forks_chunks_and_a_drafter_that_changes_at_every_ste
     requests = make_requests(24, prompts=5, seed=70 + seed, max_new_tokens=70, temperature=0.8)
     records: list[EngineStepRecord] = []
     shape = TIGHT.model_copy(update={"prefill_chunk_tokens": 16})
-    core = NativeEngine(model, shape, drafters=real_drafters(model), policy=Mixed(MIXED, seed), on_step=records.append)
+    core = NativeEngine(model, shape, drafters=real_drafters(model), policy=Mixed(MIXED, seed), steps=records)
     assert_same(run(core, requests), run(engine(model, kv_tokens=4096, max_model_tokens=90), requests))
     assert core._scheduler.preempted > 0
     assert sum(record.drafted for record in records if record.strategy.drafter == "self") > 100
@@ -108,7 +108,7 @@ def decode(
     records: list[EngineStepRecord] = []
     shape = options_of(max_running=4)
     drafters = build_drafters(options, model, shape)
-    core = NativeEngine(model, shape, drafters=drafters, policy=policy, on_step=records.append)
+    core = NativeEngine(model, shape, drafters=drafters, policy=policy, steps=records)
     requests = make_requests(24, seed=9, **({"max_new_tokens": 48} | changes))
     assert_same(run(core, requests), run(NativeEngine(model, shape), requests))
     return records
@@ -137,7 +137,7 @@ def test_with_rejection_it_is_accepted_too(trained: Transformer) -> None:
         drafters=build_drafters(options, trained, ENGINE),
         policy=FixedPolicy(Strategy.parse("self:7")),
         verification="rejection",
-        on_step=records.append,
+        steps=records,
     )
     run(core, make_requests(24, seed=9, max_new_tokens=48))
     accepted, drafted = (sum(getattr(record, name) for record in records) for name in ("accepted", "drafted"))
@@ -188,7 +188,7 @@ def test_the_default_of_a_whole_run_comes_to_draft_with_it(trained: Transformer)
         drafters=drafters,
         policy=build_policy(options, list(drafters)),
         timer=costs,
-        on_step=records.append,
+        steps=records,
     )
     costs.charge(core, drafters)
     requests = make_requests(48, seed=10, max_new_tokens=120)

@@ -45,7 +45,7 @@ def serve(
         options_of(**options),
         drafters={"copyist": drafter},
         policy=FixedPolicy(Strategy.parse("copyist:5")),
-        on_step=records.append,
+        steps=records,
     )
     return run(core, requests), records, core
 

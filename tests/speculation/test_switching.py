@@ -39,7 +39,7 @@ def decode(
 ) -> tuple[dict[int, Rollout], list[EngineStepRecord]]:
     """Sixteen requests to begin with, one more whenever one has ended; the strategy of step i is strategies[i % n]."""
     records: list[EngineStepRecord] = []
-    core = NativeEngine(model, ENGINE, drafters=drafters, on_step=records.append)
+    core = NativeEngine(model, ENGINE, drafters=drafters, steps=records)
     waiting, finished = list(requests), dict[int, Rollout]()
     core.submit([waiting.pop() for _ in range(16)])
     while waiting or core.has_work:

@@ -25,19 +25,19 @@ SAMPLED = 8  # of so many plain steps one is compared with its prediction: they 
 
 
 class StepAccount:
-    """Step times of one engine. `timer`: seconds, from any origin. `news`: the driver's reports about the engine's
-    passes."""
+    """Step times of one engine. `steps`: receives a record of each. `timer`: seconds, from any origin. `news`: the
+    driver's reports about the engine's passes."""
 
     def __init__(
         self,
         table: SlotTable,
         speculator: Speculator,
         prompts: PromptMeter,
-        on_step: Callable[[EngineStepRecord], None] | None,
+        steps: list[EngineStepRecord] | None,
         timer: Callable[[], float] = perf_counter,
         news: PassNews | None = None,
     ) -> None:
-        self._table, self._speculator, self._on_step, self._timer = table, speculator, on_step, timer
+        self._table, self._speculator, self._steps, self._timer = table, speculator, steps, timer
         self._meter, self._news = WindowMeter(prompts), news
         self._start_s = 0.0
         self._fresh_weights = False
@@ -145,7 +145,7 @@ class StepAccount:
             meter.count_drafting(drafted, accepted, draft_s, saved_s, most_s)
             if drafts is not None and stood is not None:
                 meter.count_depths(drafts.reached, stood)
-        if self._on_step is not None:
+        if self._steps is not None:
             record = EngineStepRecord(
                 at_s=now_s,
                 running=decoding,
@@ -161,7 +161,7 @@ class StepAccount:
                 reason=reason,
                 checked=0 if checked is None else checked.drafted,
             )
-            self._on_step(record)
+            self._steps.append(record)
         return ended
 
     def _checked(

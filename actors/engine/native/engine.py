@@ -74,9 +74,9 @@ class NativeEngine(BatchEngine):
     `hidden_tokens`: engine steps whose hidden states are kept for drafters that need them. `recording_bytes`: of hidden
     states of whole sequences, recorded per version of the weights (0: none).
     `recorded_layers`: whose outputs stand before the final state in what is kept; default: those the drafters need.
-    `timer` measures steps; `on_step` hears of every one. `graph_capture` captures graphs, those of the plan at once; by
-    default CUDA's where `options.cuda_graphs`. `make_memory` makes what holds the KV cache. `news`: what the driver
-    hears of the passes. `adapter_base`: what adapters are merged into that come in the place of weights.
+    `timer` measures steps; `steps` receives a record of each. `graph_capture` captures graphs, those of the plan at
+    once; by default CUDA's where `options.cuda_graphs`. `make_memory` makes what holds the KV cache. `news`: what the
+    driver hears of the passes. `adapter_base`: what adapters are merged into that come in the place of weights.
     `pacer`, on the `timer`: of experiments, lets passes, drafts and new weights last as long as on another device.
     `followers`: the other ranks of `model`, which then is rank 0's part (models.tensor_parallel).
     `truncated`: some requests will have top-k or top-p, so that graphs are captured for them.
@@ -97,7 +97,7 @@ class NativeEngine(BatchEngine):
         recorded_layers: tuple[int, ...] | None = None,
         clock: Callable[[], float] = time.time,
         timer: Callable[[], float] = time.perf_counter,
-        on_step: Callable[[EngineStepRecord], None] | None = None,
+        steps: list[EngineStepRecord] | None = None,
         graph_capture: GraphCapture | None = None,
         make_memory: MakeMemory = kv_memory,
         news: PassNews | None = None,
@@ -192,7 +192,7 @@ class NativeEngine(BatchEngine):
             self._table, BlockPool(blocks), block_tokens, options.prefill_chunk_tokens, watchers
         )
         self._queue = self._occupancy = self._scheduler
-        self._account = StepAccount(self._table, self._speculator, prompts, on_step, timer, news)
+        self._account = StepAccount(self._table, self._speculator, prompts, steps, timer, news)
         self._plan_graphs(policy)
         self._progress_every_tokens = options.progress_every_tokens
         self._model, self._low_bit, self._adapter_base = model, model.low_bit, adapter_base

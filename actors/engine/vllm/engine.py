@@ -88,7 +88,7 @@ class VllmEngine(BatchEngine):
     """Continuous batching by vLLM. `weights_version`: version of its loaded weights. `quantization`: the backend's
     precision.
 
-    `drafters`, `policy`, `on_step`, `news`: as in NativeEngine. Drafts are chains. `worker`: vLLM's own drafter. It
+    `drafters`, `policy`, `steps`, `news`: as in NativeEngine. Drafts are chains. `worker`: vLLM's own drafter. It
     drafts at the end of a step for the next one. Every strategy is then chosen one step before its use, which the
     policy must know (`lag`).
     """
@@ -106,7 +106,7 @@ class VllmEngine(BatchEngine):
         policy: StrategyPolicy | None = None,
         clock: Callable[[], float] = time.time,
         timer: Callable[[], float] = time.perf_counter,
-        on_step: Callable[[EngineStepRecord], None] | None = None,
+        steps: list[EngineStepRecord] | None = None,
         news: PassNews | None = None,
     ) -> None:
         super().__init__(weights_version, clock)
@@ -139,7 +139,7 @@ class VllmEngine(BatchEngine):
             self._events += [DrafterFailed(name, backend.refusal, final=True) for name in names]
         self._queue = self._admission = AdmissionQueue(table, watchers)
         self._occupancy = self
-        self._account = StepAccount(table, self._speculator, prompts, on_step, timer, news=news)
+        self._account = StepAccount(table, self._speculator, prompts, steps, timer, news=news)
         self._progress_every_tokens = progress_every_tokens
         # The current step: vLLM's decoding requests, the plan of their slots, and the result.
         self._decoding: list[Any] = []

@@ -86,12 +86,11 @@ class StepGraphs:
         trash_slot: int,
         truncated: bool = False,
         work: WorkList | None = None,
-        timer: Callable[[], float] = perf_counter,
     ) -> None:
         """compute: what a graph does with its step; reads and leaves everything at addresses that stay. truncated: some
         draws will have top-k or top-p, so every graph cuts; a row without either costs it next to nothing."""
         self._truncated, self._work = truncated, work
-        self._compute, self._graph_capture, self._timer = compute, graph_capture, timer
+        self._compute, self._graph_capture = compute, graph_capture
         self._blocks, self._block_tokens, self._trash_slot = blocks, block_tokens, trash_slot
         self._graphs: dict[tuple[GraphShape, bool], StepGraph] = {}
         self._fits: dict[tuple[int, ...], GraphShape | None] = {}
@@ -176,9 +175,9 @@ class StepGraphs:
         if not missing or not self.works:
             return
         on_device = upload.device.device.type == "cuda"
-        start_s, free_bytes, done = self._timer(), torch.cuda.mem_get_info()[0] if on_device else 0, 0
+        start_s, free_bytes, done = perf_counter(), torch.cuda.mem_get_info()[0] if on_device else 0, 0
         for key in missing:
-            if self._timer() - start_s > limit_s:
+            if perf_counter() - start_s > limit_s:
                 break
             graph = self.take(key, upload)
             graph.write(upload, None)
@@ -190,7 +189,7 @@ class StepGraphs:
             "captured %d of %d CUDA graphs in %.1f s, %.0f MiB of device memory%s",
             done,
             len(missing),
-            self._timer() - start_s,
+            perf_counter() - start_s,
             used_bytes / 2**20,
             "" if done == len(missing) else "; the rest when they first come up",
         )
