@@ -54,10 +54,10 @@ class NoticeWatcher:
         (self._drained.set if holds else self._drained.clear)()
 
     def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
-        def tell(event: WatchEvent) -> None:
+        http = Http(self._options.base_url, agent_of(self._node_id))
+        for event in watch(self._options, http, clock=time.monotonic, drained=self._drained):
+            if isinstance(event, float):
+                time.sleep(event)
+                continue
             with contextlib.suppress(RuntimeError):  # the loop is closed: the actor is ending
                 loop.call_soon_threadsafe(self._events.put_nowait, event)
-
-        http = Http(self._options.base_url, agent_of(self._node_id))
-        stopped, drained = threading.Event().wait, self._drained.is_set
-        watch(self._options, http, tell, clock=time.monotonic, stopped=stopped, drained=drained)

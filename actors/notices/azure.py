@@ -13,7 +13,7 @@ Source: Microsoft Learn, "Azure Metadata Service: Scheduled Events for Linux VMs
 """
 
 import json
-from collections.abc import Callable
+import threading
 from typing import Any
 
 from actors.notices.types import (
@@ -36,12 +36,12 @@ _ENDS = ("Preempt", "Terminate", "Reboot", "Redeploy")
 
 
 class AzureAdapter:
-    """may_begin: called while an event that ends this VM is known; True: Azure need not wait any longer."""
+    """drained: while it is set, Azure need not wait with an event that ends this VM; None: it always waits."""
 
     provider: Provider = "azure"
 
-    def __init__(self, timeout_s: float, may_begin: Callable[[], bool] = lambda: False) -> None:
-        self._timeout_s, self._may_begin = timeout_s, may_begin
+    def __init__(self, timeout_s: float, drained: threading.Event | None = None) -> None:
+        self._timeout_s, self._drained = timeout_s, drained
         self._name = ""
         self._on = False  # the service has answered a request for events
         self._said: list[SpotNotice] = []
@@ -87,7 +87,7 @@ class AzureAdapter:
         self._done &= {event["EventId"] for event in mine}
         own = [e["EventId"] for e in mine if e["EventType"] in _ENDS and len(e["Resources"]) == 1]
         held = [event for event in own if event not in self._done]
-        self._agreed = held if held and self._may_begin() else []
+        self._agreed = held if self._drained is not None and self._drained.is_set() else []
         return changes(before, self._said)
 
 

@@ -1,9 +1,10 @@
-"""Watch of one node: detects its cloud, then polls for notices until stopped. Schedules requests and pauses.
+"""Watch of one node: detects its cloud, then polls for notices. Schedules requests and pauses.
 
 Sockets and time are passed in. A failure is reported once, and retried more and more slowly; it never raises.
 """
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from actors.notices.aws import AwsAdapter
@@ -38,36 +39,34 @@ WatchEvent = Watching | News | Trouble
 def watch(
     options: SpotOptions,
     http: Callable[[Ask], MetadataAnswer],
-    tell: Callable[[WatchEvent], None],
     *,
     clock: Callable[[], float],
-    stopped: Callable[[float], bool],
-    drained: Callable[[], bool] = lambda: False,
-) -> None:
-    """Run the watch. drained: nothing of the run is left on the node, so that its end may begin.
+    drained: threading.Event | None = None,
+) -> Iterator[WatchEvent | float]:
+    """Yield the events, and between them pauses in seconds, which the caller makes. Ends if no cloud answers, with
+    `auto`.
 
-    Returns when `stopped(wait_s)`, which waits at most that long, returns True; or when no cloud answers, with `auto`.
-    http raises OSError and AnswerError. clock: monotonic seconds.
+    drained: set while nothing of the run is left on the node, so that its end may begin; None: never. http raises
+    OSError and AnswerError. clock: monotonic seconds.
     """
     if options.provider == "none":
-        tell(Watching(None, "cluster.spot.provider is none"))
+        yield Watching(None, "cluster.spot.provider is none")
         return
     if options.provider == "auto":
         adapter, why = detect(options, http)
         if adapter is None:
-            tell(Watching(None, why))
+            yield Watching(None, why)
             return
     else:
         adapter = adapter_of(options.provider)
     if adapter.provider == "azure" and options.acknowledge:
         adapter = AzureAdapter(TIMEOUT_S, drained)
-    tell(Watching(adapter.provider))
+    yield Watching(adapter.provider)
     failures, said = 0, False
     began_s = clock()
     while True:
         try:
-            for notice in adapter.heard(http(adapter.ask())):
-                tell(notice)
+            yield from adapter.heard(http(adapter.ask()))
             failures = 0
             if not adapter.wait:
                 continue
@@ -75,11 +74,10 @@ def watch(
             failures += 1
             if not said:
                 said = True
-                tell(Trouble(f"{adapter.provider}: {_words(error)}"))
+                yield Trouble(f"{adapter.provider}: {_words(error)}")
         period_s = min(max(options.poll_s, SLOWEST_S), options.poll_s * 2 ** min(failures, 16))
         # A service that holds a request until a change has done the waiting, unless it failed.
-        if stopped(period_s if failures else max(0.0, began_s + period_s - clock())):
-            return
+        yield period_s if failures else max(0.0, began_s + period_s - clock())
         began_s = clock()
 
 

@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar
 
 import ray
@@ -88,8 +87,11 @@ class NoticeFeed:
 
     def _watch_here(self) -> None:
         http = Http(self._options.base_url, agent_of(self._here))
-        tell = partial(self._tell, self._here)
-        watch(self._options, http, tell, clock=time.monotonic, stopped=self._over.wait)
+        for event in watch(self._options, http, clock=time.monotonic):
+            if not isinstance(event, float):
+                self._tell(self._here, event)
+            elif self._over.wait(event):
+                return
 
     def _tell(self, node_id: str, event: WatchEvent | RayDrains | Gone) -> None:
         self._context.loop.post(Heard(node_id, self._nodes.get(node_id, ""), event, time.monotonic()))

@@ -1,6 +1,7 @@
 """What any answer at all means to each protocol: a notice only where it is documented, and never another exception."""
 
 import json
+import threading
 from typing import Any, get_args
 
 import pytest
@@ -138,23 +139,22 @@ def test_questions_become_rarer_while_a_service_fails_and_regular_again_when_it_
             raise ConnectionRefusedError(111, "Connection refused")
         return MetadataAnswer(200, {}, b"AQAEtoken") if ask.method == "PUT" else MetadataAnswer(404)
 
-    def stopped(wait_s: float) -> bool:
-        pauses.append(wait_s)
-        return len(pauses) == 10
-
-    options = SpotOptions(provider="aws", poll_s=1.0)
-    watch(options, http, told.append, clock=lambda: sum(pauses), stopped=stopped)
+    for event in watch(SpotOptions(provider="aws", poll_s=1.0), http, clock=lambda: sum(pauses)):
+        if not isinstance(event, float):
+            told.append(event)
+            continue
+        pauses.append(event)
+        if len(pauses) == 10:
+            break
     assert pauses == [2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0, 1.0, 1.0, 1.0]
     assert told == [Watching("aws"), Trouble("aws: Connection refused")]
 
 
 def test_none_asks_nobody() -> None:
-    told: list[WatchEvent] = []
-
     def http(ask: Ask) -> MetadataAnswer:
         raise AssertionError(ask)
 
-    watch(SpotOptions(provider="none"), http, told.append, clock=lambda: 0.0, stopped=lambda wait_s: True)
+    told = list(watch(SpotOptions(provider="none"), http, clock=lambda: 0.0))
     assert [event.provider for event in told if isinstance(event, Watching)] == [None]
 
 
@@ -181,7 +181,9 @@ def test_notices_are_values() -> None:
 def test_an_acknowledgement_that_is_refused_is_sent_again_after_the_next_list_of_events() -> None:
     preempt = {"EventId": "a", "EventType": "Preempt", "Resources": ["vm"]}
     events = MetadataAnswer(200, {}, json.dumps({"Events": [preempt]}).encode())
-    azure = AzureAdapter(1.0, lambda: True)
+    drained = threading.Event()
+    drained.set()
+    azure = AzureAdapter(1.0, drained)
     azure.heard(NAME)
     asked = []
     for answer in (events, MetadataAnswer(500, {}, b""), events, MetadataAnswer(200, {}, b""), events):

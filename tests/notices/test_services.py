@@ -5,7 +5,7 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -21,18 +21,20 @@ WAIT_S = 20.0
 
 @contextmanager
 def watching(
-    url: str, provider: str, drained: Callable[[], bool] = lambda: False, **more: object
+    url: str, provider: str, drained: threading.Event | None = None, **more: object
 ) -> Iterator["queue.Queue[WatchEvent]"]:
     options = SpotOptions.model_validate({"provider": provider, "poll_s": 0.05, "base_url": url, **more})
     heard: queue.Queue[WatchEvent] = queue.Queue()
     over = threading.Event()
-    arguments = options, Http(url, "paceline test"), heard.put
-    thread = threading.Thread(
-        target=watch,
-        args=arguments,
-        kwargs={"clock": time.monotonic, "stopped": over.wait, "drained": drained},
-        daemon=True,
-    )
+
+    def run() -> None:
+        for one in watch(options, Http(url, "paceline test"), clock=time.monotonic, drained=drained):
+            if not isinstance(one, float):
+                heard.put(one)
+            elif over.wait(one):
+                return
+
+    thread = threading.Thread(target=run, daemon=True)
     thread.start()
     try:
         yield heard
@@ -112,7 +114,7 @@ def test_compute_engine_is_asked_to_wait_for_a_change_and_about_maintenance_besi
 def test_an_azure_event_counts_only_where_it_names_this_machine() -> None:
     cloud = Azure(events=[event("a", "Preempt", ["workers_8"]), event("b", "Freeze", ["WORKERS_7", "workers_8"])])
     empty = threading.Event()
-    with serving(cloud) as url, watching(url, "azure", empty.is_set, acknowledge=True) as heard:
+    with serving(cloud) as url, watching(url, "azure", empty, acknowledge=True) as heard:
         heard.get(timeout=WAIT_S)
         assert heard.get(timeout=WAIT_S) == SpotNotice("Azure will pause it for a few seconds (Freeze)", False)
         rounds(cloud)
@@ -129,7 +131,9 @@ def test_an_azure_event_counts_only_where_it_names_this_machine() -> None:
 def test_azure_is_told_nothing_unless_that_is_wanted() -> None:
     cloud = Azure()
     cloud.end()
-    with serving(cloud) as url, watching(url, "azure", lambda: True) as heard:
+    empty = threading.Event()
+    empty.set()
+    with serving(cloud) as url, watching(url, "azure", empty) as heard:
         heard.get(timeout=WAIT_S)
         heard.get(timeout=WAIT_S)
         rounds(cloud)
