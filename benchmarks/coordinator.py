@@ -68,9 +68,8 @@ class Watched:
                 self.free.set()
 
     def count(self, state: State, phase: Phase | None = None) -> int:
-        return self.server.call(
-            lambda hub, now_s: sum(w.state is state and w.phase is phase for w in hub.machine.roster)
-        )
+        with self.server.hub() as (hub, _):
+            return sum(w.state is state and w.phase is phase for w in hub.machine.roster)
 
     def until(self, holds: Callable[[], bool], patience_s: float = 60.0) -> None:
         deadline_s = time.monotonic() + patience_s

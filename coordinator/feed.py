@@ -1,8 +1,7 @@
 """Changes of a coordinator for its watchers. It never blocks on a watcher: a slow one is cut off."""
 
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from queue import Full, Queue
 
@@ -21,17 +20,17 @@ class Subscription:
 
 
 class StatusFeed:
-    """Thread-safe. clock: Unix time, seconds."""
+    """Thread-safe."""
 
-    def __init__(self, clock: Callable[[], float] = time.time) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._subscriptions: list[Subscription] = []
 
-    def publish(self, notice: Notice) -> None:
+    def publish(self, notice: Notice, at_s: float) -> None:
+        """Pass on what happened at that Unix time."""
         if not self._subscriptions:
             return
-        change = as_change(notice, self._clock())
+        change = as_change(notice, at_s)
         with self._lock:
             for subscription in list(self._subscriptions):
                 try:

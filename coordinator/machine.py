@@ -79,9 +79,7 @@ class Machine:
         self._check_at_s = math.inf  # lower bound of all deadlines: heartbeats postpone theirs without changing it
         self._out: list[Output] = []
         closed = settles_at_s > -math.inf
-        self.sessions = Sessions(
-            self.roster, options, term=term, closed=closed, emit=lambda output: self._out.append(output), due=self._due
-        )
+        self.sessions = Sessions(self.roster, options, term=term, closed=closed, out=self._out)
         if standing.threshold is not None:
             self.sessions.threshold = standing.threshold
         if closed:
@@ -95,24 +93,24 @@ class Machine:
         """Return the immediate commands for `event` at `now_s` (monotonic seconds, never falling). Raises
         IllegalTransitionError, UnknownTargetError; then nothing has changed.
         """
-        self._out = []
+        self._out.clear()
         if isinstance(event, WorkerMessage):
             self._hear(event, now_s)
         else:
             self._control(event, now_s)
-        return self._out
+        return list(self._out)
 
     def settle(self, now_s: float) -> list[Output]:
         """Return the consequences of all events since the last call.
 
         Each changed session sends its members one command, and idle workers are promoted.
         """
-        self._out = []
-        if now_s >= self._check_at_s:
+        self._out.clear()
+        if now_s >= self.next_deadline_s:
             self._expire(now_s)
         self.sessions.promote(now_s, willing=bool(self.rolling) and not self.paused)
         self.sessions.announce(now_s)
-        return self._out
+        return list(self._out)
 
     @property
     def standing(self) -> Standing:
@@ -128,7 +126,7 @@ class Machine:
     @property
     def next_deadline_s(self) -> float:
         """Return when a Tick is due if nothing else happens; infinite if never."""
-        return self._check_at_s
+        return min(self._check_at_s, self.sessions.due_s)
 
     # Workers.
 
@@ -297,7 +295,7 @@ class Machine:
     # Time.
 
     def _expire(self, now_s: float) -> None:
-        self._check_at_s = math.inf
+        self._check_at_s = self.sessions.due_s = math.inf
         for worker in self.roster:
             lease_ends_s = worker.heard_s + self.options.lease_s
             if worker.answer_by_s is not None and now_s >= worker.answer_by_s:

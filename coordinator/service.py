@@ -28,7 +28,6 @@ from coordinator.admin.credentials import given_certificate, service_certificate
 from coordinator.admin.server import AdminServer
 from coordinator.errors import SetupError
 from coordinator.feed import StatusFeed
-from coordinator.hub import Hub
 from coordinator.machine import Machine
 from coordinator.standing import NOTHING, Standing
 from coordinator.status import Status, read_status
@@ -146,21 +145,18 @@ class CoordinatorService:
         """Apply an event of the driver or of an administrator. Raises UnknownTargetError; TimeoutError and
         ConnectionError if the service does not run.
         """
-
-        def obey(hub: Hub, now_s: float) -> None:
+        with self._server.hub() as (hub, now_s):
             hub.control(event, now_s)
             self._keep()
 
-        self._server.call(obey)
-
     def admit(self, worker: str) -> None:
         """Allow another worker to register. Raises TimeoutError and ConnectionError if the service does not run."""
-        self._server.call(lambda hub, now_s: hub.admit(worker))
+        with self._server.hub() as (hub, _):
+            hub.admit(worker)
 
     def status(self) -> Status:
-        return self._server.call(
-            lambda hub, now_s: read_status(hub, now_s, started_s=self._started_s, endpoint=self.endpoint)
-        )
+        with self._server.hub() as (hub, now_s):
+            return read_status(hub, now_s, started_s=self._started_s, endpoint=self.endpoint)
 
     def close(self) -> None:
         """Stop the service. The address file stays, for a successor. Training workers stop within their lease."""
@@ -178,10 +174,10 @@ class CoordinatorService:
     def _watch(self, notice: Notice) -> None:
         if isinstance(notice, Changed) and not notice.after:  # a drained worker may have left
             self._keep()
-        self._feed.publish(notice)
+        self._feed.publish(notice, time.time())
 
     def _keep(self) -> None:
-        """Save the standing orders for a successor, on the server's thread, before the caller has the answer."""
+        """Save the standing orders for a successor, before the caller has the answer. Called with the hub."""
         standing = self._machine.standing
         if self._directory is None or standing == self._kept:
             return

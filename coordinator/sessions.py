@@ -6,7 +6,7 @@ later ones join when all current members have confirmed. Every change of members
 the leader leaves, the member that has trained longest becomes leader.
 """
 
-from collections.abc import Callable
+import math
 
 from config.coordinator import CoordinatorOptions
 from contracts.coordinator import Changed, Output, Register, SessionChanged, Started, State, Stop, Train
@@ -16,7 +16,7 @@ from coordinator.roster import Phase, Roster, Session, Worker
 class Sessions:
     """Changes the roster's sessions and worker states, and emits the resulting outputs.
 
-    due: called with every new deadline. closed: a predecessor may have running sessions, so no decisions are made yet.
+    out: receives the outputs. closed: a predecessor may have running sessions, so no decisions are made yet.
     Sessions are taken over as workers report them, and not changed until `open`.
     """
 
@@ -27,11 +27,11 @@ class Sessions:
         *,
         term: int,
         closed: bool,
-        emit: Callable[[Output], None],
-        due: Callable[[float], None],
+        out: list[Output],
     ) -> None:
         self._roster, self._options, self._term = roster, options, term
-        self._emit, self._due = emit, due
+        self._out = out
+        self.due_s = math.inf  # lower bound of the deadlines of its workers, until the machine looks again
         self.closed = closed
         self.epoch = 0
         self._told = 0  # highest epoch sent to any worker
@@ -155,7 +155,7 @@ class Sessions:
         session = self._detach(worker)
         self._roster.set_phase(worker, Phase.STOPPING)
         worker.answer_by_s = now_s + self._options.stop_deadline_s
-        self._due(worker.answer_by_s)
+        self.due_s = min(self.due_s, worker.answer_by_s)
         self._tell_to_stop(worker, reason)
         self._go_on(session, now_s)
 
@@ -166,7 +166,7 @@ class Sessions:
             if worker.state is State.TRAINING:
                 self.stop(worker, reason, now_s)
         for session in sessions:
-            self._emit(SessionChanged(session.group, session.number, self.epoch, ()))
+            self._out.append(SessionChanged(session.group, session.number, self.epoch, ()))
 
     def move(self, worker: Worker, state: State, reason: str, now_s: float) -> None:
         """Set the worker BUSY or IDLE, out of any session."""
@@ -180,7 +180,7 @@ class Sessions:
         """Remove a worker that has left or is lost."""
         session = self._detach(worker)
         self._roster.remove(worker)
-        self._emit(Changed(worker.name, worker.state, "", reason))
+        self._out.append(Changed(worker.name, worker.state, "", reason))
         self.touch(worker.group)
         self._go_on(session, now_s)
 
@@ -198,7 +198,7 @@ class Sessions:
             return
         if not session.members:
             del self._roster.sessions[session.group]
-            self._emit(SessionChanged(session.group, session.number, self.epoch, ()))
+            self._out.append(SessionChanged(session.group, session.number, self.epoch, ()))
             self.touch(session.group)
             return
         if session.store is None and not self.closed:
@@ -229,7 +229,7 @@ class Sessions:
             session.epoch = self.epoch
         self._told = session.epoch
         members = session.told = tuple(session.members)
-        self._emit(SessionChanged(session.group, session.number, session.epoch, members))
+        self._out.append(SessionChanged(session.group, session.number, session.epoch, members))
         for name in members:
             worker = self._roster.workers[name]
             if name == session.leader or session.store is not None:
@@ -241,22 +241,22 @@ class Sessions:
     def _train(self, worker: Worker, session: Session, now_s: float) -> None:
         if worker.phase is not Phase.STARTING or worker.answer_by_s is None:  # an outstanding answer gets no more time
             worker.answer_by_s = now_s + self._options.start_deadline_s
-            self._due(worker.answer_by_s)
+            self.due_s = min(self.due_s, worker.answer_by_s)
         worker.session = session.number
         self._roster.set_phase(worker, Phase.STARTING)
         self._set(worker, State.TRAINING, f"session {session.number}", now_s)
         store = "" if worker.name == session.leader else session.store or ""
-        self._emit(Train(worker.name, self._term, session.epoch, session.number, session.told, store))
+        self._out.append(Train(worker.name, self._term, session.epoch, session.number, session.told, store))
 
     def _tell_to_stop(self, worker: Worker, reason: str) -> None:
         assert worker.session is not None
         self.epoch += 1
         self._told = self.epoch
         within_s = self._options.stop_deadline_s
-        self._emit(Stop(worker.name, self._term, self.epoch, worker.session, within_s, reason))
+        self._out.append(Stop(worker.name, self._term, self.epoch, worker.session, within_s, reason))
 
     def _set(self, worker: Worker, state: State, reason: str, now_s: float) -> None:
         if worker.state is not state:
-            self._emit(Changed(worker.name, worker.state, state, reason))
+            self._out.append(Changed(worker.name, worker.state, state, reason))
             self._roster.set_state(worker, state, now_s)
             self.touch(worker.group)

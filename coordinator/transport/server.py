@@ -9,10 +9,8 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection
-from concurrent.futures import Future
-from queue import Empty, SimpleQueue
-from typing import Any, TypeVar
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
@@ -42,11 +40,10 @@ _HANDSHAKE_FAILED = (
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 )
 _KNOWN = (Fate.NEW, Fate.REPEATED, Fate.UNOPENED)
-T = TypeVar("T")
 
 
 class CoordinatorServer:
-    """Serves `machine` until `close`. Everything but the constructor's arguments lives on its thread.
+    """Serves `machine` until `close`, on a thread of its own. Others use its hub by `hub`.
 
     bind: e.g. tcp://127.0.0.1:* (any port: see `endpoint`). keys: CURVE with an allow-list; None: unencrypted, for
     loopback and private networks. members: as in Hub. watch is called on the thread with every notice, and must not
@@ -68,7 +65,8 @@ class CoordinatorServer:
         self._clock, self._on_failure = clock, on_failure
         self._encoder = AnswerEncoder()
         self._routes: dict[str, bytes] = {}  # by peer: its latest connection
-        self._calls: SimpleQueue[tuple[Callable[[Hub, float], Any], Future[Any]] | None] = SimpleQueue()
+        self._lock = threading.Lock()  # of the hub
+        self._closing = False
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._guard = authenticator(self._context, keys) if keys is not None else None
         self._router = self._context.socket(zmq.ROUTER)
@@ -89,27 +87,35 @@ class CoordinatorServer:
         self._thread.start()
 
     def control(self, event: ControlEvent, timeout_s: float = 5.0) -> None:
-        """Apply an event of the driver or of an administrator. Raises UnknownTargetError, TimeoutError."""
-        self.call(lambda hub, now_s: hub.control(event, now_s), timeout_s)
+        """Apply an event of the driver or of an administrator. Raises UnknownTargetError, and as `hub`."""
+        with self.hub(timeout_s) as (hub, now_s):
+            hub.control(event, now_s)
 
-    def call(self, function: Callable[[Hub, float], T], timeout_s: float = 5.0) -> T:
-        """Run `function(hub, now_s)` on the server's thread and return its result. Raises its errors, TimeoutError, and
-        ConnectionError once the server is closed."""
-        if not self._thread.is_alive():
-            raise ConnectionError("the coordinator has been closed")
-        future: Future[T] = Future()
-        self._calls.put((function, future))
-        self._waker.wake()
-        return future.result(timeout_s)
+    @contextmanager
+    def hub(self, timeout_s: float = 5.0) -> Iterator[tuple[Hub, float]]:
+        """Give the block the hub, and the time by the server's clock. What the block leaves to send is sent at once.
+        Raises TimeoutError, and ConnectionError once the server is closed."""
+        if not self._lock.acquire(timeout=timeout_s):
+            raise TimeoutError(f"the coordinator was busy for {timeout_s:g} s")
+        try:
+            if not self._thread.is_alive():
+                raise ConnectionError("the coordinator has been closed")
+            try:
+                yield self._hub, self._clock()
+            finally:
+                self._waker.wake()
+        finally:
+            self._lock.release()
 
     def counts(self) -> Counter[str]:
         """Return the numbers of messages and connections by fate."""
-        return self.call(lambda hub, now_s: Counter(hub.counts))
+        with self.hub() as (hub, _):
+            return Counter(hub.counts)
 
     def close(self) -> None:
         """Stop serving. Workers continue to decode; training workers stop within their lease."""
         if self._thread.is_alive():
-            self._calls.put(None)
+            self._closing = True
             self._waker.wake()
             self._thread.join(5.0)
 
@@ -128,37 +134,26 @@ class CoordinatorServer:
             poller.register(source, zmq.POLLIN)
         try:
             while True:
-                wait_s = max(0.0, self._hub.next_deadline_s - self._clock())
+                with self._lock:
+                    wait_s = max(0.0, self._hub.next_deadline_s - self._clock())
                 ready = dict(poller.poll(None if wait_s == math.inf else math.ceil(wait_s * 1000)))
                 if self._waker.fd in ready:
                     self._waker.clear()
-                    if not self._run_calls():
+                    if self._closing:
                         return
-                if self._monitor in ready:
-                    recv_monitor_message(self._monitor)
-                    self._hub.counts["unauthenticated" if self._keys else "bad handshake"] += 1
-                if self._router in ready:
-                    self._receive()
-                self._hub.tick(self._clock())
-                for peer, message in self._hub.take(self._clock()):
+                with self._lock:
+                    if self._monitor in ready:
+                        recv_monitor_message(self._monitor)
+                        self._hub.counts["unauthenticated" if self._keys else "bad handshake"] += 1
+                    if self._router in ready:
+                        self._receive()
+                    self._hub.tick(self._clock())
+                    messages = self._hub.take(self._clock())
+                for peer, message in messages:
                     self._send(peer, message)
         finally:
             self._close_sockets()
             self._waker.close()
-
-    def _run_calls(self) -> bool:
-        while True:
-            try:
-                call = self._calls.get_nowait()
-            except Empty:
-                return True
-            if call is None:
-                return False
-            function, future = call
-            try:
-                future.set_result(function(self._hub, self._clock()))
-            except Exception as error:
-                future.set_exception(error)
 
     def _receive(self) -> None:
         """Receive pending messages, up to a bound that keeps deadlines."""

@@ -82,7 +82,8 @@ def worker(
 
 def states(server: CoordinatorServer) -> dict[str, str]:
     """By worker: its state, and what it does in it."""
-    return server.call(lambda hub, now_s: {w.name: f"{w.state} {w.phase or ''}".strip() for w in hub.machine.roster})
+    with server.hub() as (hub, _):
+        return {w.name: f"{w.state} {w.phase or ''}".strip() for w in hub.machine.roster}
 
 
 def train_command(client: WorkerClient, members: int = 1) -> Train:

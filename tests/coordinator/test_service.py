@@ -145,14 +145,14 @@ def test_watch_says_the_status_again_and_ends_with_the_coordinator() -> None:
 
 
 def test_a_watcher_that_falls_behind_is_cut_off_and_nobody_waits_for_it() -> None:
-    feed = StatusFeed(clock=lambda: 1.0)
+    feed = StatusFeed()
     with feed.subscribe() as slow, feed.subscribe() as quick:
         for i in range(CAPACITY + 1):
-            feed.publish(Changed("w0", "", "BUSY", str(i)))
+            feed.publish(Changed("w0", "", "BUSY", str(i)), 1.0)
             quick.changes.get_nowait()
         assert slow.cut_off
         assert not quick.cut_off
-        feed.publish(Changed("w0", "BUSY", "", "last"))
+        feed.publish(Changed("w0", "BUSY", "", "last"), 1.0)
         assert quick.changes.get_nowait() == Change(at_s=1.0, worker="w0", before="BUSY", reason="last")
 
 

@@ -154,10 +154,12 @@ def test_a_message_sent_again_is_acknowledged_again_and_applied_once() -> None:
         for say in (REGISTER, Say(1, 1, Idle("w0", 1))):
             raw.say(say)
             assert raw.answer() == Ack(1, say.number, 1)
-        before = server.call(lambda hub, now_s: repr(hub.machine.roster))
+        with server.hub() as (hub, _):
+            before = repr(hub.machine.roster)
         raw.say(say)
         assert raw.answer() == Ack(1, 1, 1)
-        assert server.call(lambda hub, now_s: repr(hub.machine.roster)) == before
+        with server.hub() as (hub, _):
+            assert repr(hub.machine.roster) == before
         assert server.counts() == Counter({"heard": 2, "repeated": 1})
 
 
@@ -250,7 +252,8 @@ def test_a_workers_key_is_no_drivers(keys: Path) -> None:
         raw.say(REGISTER)
         assert raw.answer() == Ack(1, 0, 1)
         assert server.counts() == Counter({"impostor": 1, "heard": 1})
-        assert server.call(lambda hub, now_s: hub.machine.rolling) is None
+        with server.hub() as (hub, _):
+            assert hub.machine.rolling is None
 
 
 def test_a_key_may_be_one_workers_only(keys: Path) -> None:
@@ -288,7 +291,7 @@ def test_key_files_are_private_and_checked(keys: Path) -> None:
 
 def test_a_taken_port_is_an_error_that_names_it() -> None:
     with served() as server, pytest.raises(OSError, match=server.endpoint):
-        CoordinatorServer(server.call(lambda hub, now_s: hub.machine), server.endpoint)
+        CoordinatorServer(Machine(OPTIONS, term=1), server.endpoint)
 
 
 def test_a_bug_ends_the_coordinator_and_nothing_else(
