@@ -4,7 +4,7 @@ Owns the output: the table, the toggle boundary and the plot. It measures the en
 (`actors.engine.native.measuring`), on this machine, in this process.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -13,7 +13,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from actors.engine.native.measuring import Check, measure_engine
+from actors.engine.native.measuring import Check, Measured, measure_engine
 from config.strategy import Strategy
 from launch.calibrations import calibrations_folder, replace_in_folder
 from launch.config import Config
@@ -43,10 +43,9 @@ class CalibrationReport:
     seconds: float
 
 
-def calibrate(
-    config: Config, out: Path | None, seconds: float, on_progress: Callable[[float, str], None]
-) -> CalibrationReport:
+def calibrate(config: Config, out: Path | None, seconds: float) -> Iterator[tuple[float, str] | CalibrationReport]:
     """Measure, and replace the calibration of this model, precision and device in `out` (default: the runs' folder).
+    Yields the share that is done, 0 to 1, and what comes next; the report at the end.
 
     Raises UsageError for an engine that is not ours or has several ranks, and the errors of such an engine's start.
     """
@@ -60,23 +59,28 @@ def calibrate(
             f"engines of this configuration have {config.engine_ranks} ranks, and one process measures one",
             remedy="just train: what they learn is kept for the next run (docs/howto/calibrate.md)",
         )
-    contexts = measured_contexts(config)
-    measured = measure_engine(
+    for measured in measure_engine(
         config.model,
         engine_options(config),
         config.speculation,
         config.rollout.quantization,
-        contexts=contexts,
+        contexts=measured_contexts(config),
         seconds=seconds,
-        on_progress=on_progress,
-    )
+    ):
+        if isinstance(measured, Measured):
+            yield _written(config, measured, out)
+        else:
+            yield measured
+
+
+def _written(config: Config, measured: Measured, out: Path | None) -> CalibrationReport:
     path = replace_in_folder(calibrations_folder(config) if out is None else out, measured.calibration)
     report = CalibrationReport(
         path=path,
         plot=path.with_suffix(".svg"),
         calibration=measured.calibration,
         checks=measured.checks,
-        context=contexts[0],
+        context=measured_contexts(config)[0],
         seconds=measured.seconds,
     )
     report.plot.write_text(plotted(report), encoding="utf-8")

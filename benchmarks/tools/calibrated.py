@@ -4,7 +4,7 @@ Owns only its duration, and its largest number of requests.
 """
 
 from actors.engine.calibrated import device_name, precision_name
-from actors.engine.native.measuring import Measuring
+from actors.engine.native.measuring import Measured, Measuring
 from benchmarks.tools.rollouts import engine_options
 from benchmarks.tools.targets import Target
 from config.speculation import SpeculationOptions
@@ -26,4 +26,6 @@ def calibrate(target: Target, most_requests: int, seconds: float = SECONDS) -> C
         device=device_name("cpu", options),
     )
     measuring = Measuring(target.model, options, key, drafters, default_arms(drafters), CONTEXTS)
-    return measuring.run(seconds, lambda _done, _what: None).calibration
+    *_, measured = measuring.run(seconds)
+    assert isinstance(measured, Measured)
+    return measured.calibration

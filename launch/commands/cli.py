@@ -293,18 +293,16 @@ def calibrate(
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+        from planner.calibrate import CalibrationReport, rendered
         from planner.calibrate import calibrate as run
-        from planner.calibrate import rendered
 
         columns = (TextColumn("measuring"), BarColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
         with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
             task = progress.add_task("the model", total=1.0)
-            report = run(
-                loaded.config,
-                out,
-                seconds,
-                lambda done, what: progress.update(task, completed=done, description=what),
-            )
+            for report in run(loaded.config, out, seconds):
+                if isinstance(report, tuple):
+                    progress.update(task, completed=report[0], description=report[1])
+        assert isinstance(report, CalibrationReport)
         Console(width=None if sys.stdout.isatty() else 120).print(rendered(report))
         typer.echo(f"calibration  {report.path}")
         typer.echo(f"plot         {report.plot}")

@@ -182,7 +182,7 @@ def test_a_rank_sees_its_own_gpu_of_those_of_its_engine(seen: dict[str, str], ex
 def test_calibrate_and_a_start_in_few_bits_say_that_ranks_are_in_the_way(model_dir: Path) -> None:
     config = load_config(EXAMPLES / "guess_and_check/config.yaml", ["rollout.engine.tensor_parallel=2"]).config
     with pytest.raises(UsageError, match="2 ranks, and one process measures one"):
-        calibrate(config, None, 1.0, print)
+        next(calibrate(config, None, 1.0))
     with pytest.raises(EngineStartError, match=r"does not go with rollout\.quantization=w8a8"):
         spawn_engine(ModelOptions(path=str(model_dir)), OPTIONS, quantization="w8a8")
 

@@ -10,7 +10,7 @@ import yaml
 from typer.testing import CliRunner
 
 from actors.engine.calibrated import device_name, model_shape
-from actors.engine.native.measuring import PROBE, Check, Measuring
+from actors.engine.native.measuring import PROBE, Check, Measured, Measuring
 from actors.observer import UNOBSERVED
 from config.rollout import EngineOptions
 from config.speculation import SpeculationOptions
@@ -135,7 +135,10 @@ def test_the_order_is_coarse_first_and_the_time_is_kept_to(tmp_path: Path) -> No
         model = tiny_model(tmp_path)
         drafters = {"ngram": ngram(SpeculationOptions(), options.max_running, 256)}
         measuring = Measuring(model, options, KEY, drafters, arms, [40, 80, 10], timer=Ticking())
-        found = measuring.run(seconds, lambda done, what: told.append((done, what)))
+        for found in measuring.run(seconds):
+            if isinstance(found, tuple):
+                told.append(found)
+        assert isinstance(found, Measured)
         return found.calibration, found.checks
 
     coarse, checks = measure(1e-9)

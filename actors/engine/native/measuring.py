@@ -6,7 +6,7 @@ sampled tokens do not matter, so random weights of the right shape suffice.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median_low
@@ -160,9 +160,9 @@ def measure_engine(
     *,
     contexts: Sequence[int],
     seconds: float,
-    on_progress: Callable[[float, str], None] = lambda done, what: None,
-) -> Measured:
+) -> "Iterator[tuple[float, str] | Measured]":
     """Measure an engine of this configuration in this process: its passes, and the drafts of every available drafter.
+    Yields as `Measuring.run`.
 
     Raises whatever keeps such an engine from starting.
     """
@@ -177,7 +177,7 @@ def measure_engine(
         arms = tuple(arm for arm in map(Strategy.parse, speculation.strategies) if arm != PLAIN)
     key = calibration_key(model, options, quantization, device)
     measuring = Measuring(network, options, key, drafters, arms, contexts, verification=speculation.verification)
-    return measuring.run(seconds, on_progress)
+    yield from measuring.run(seconds)
 
 
 def _network(model: ModelOptions, device: str, quantization: Quantization) -> Transformer:
@@ -231,28 +231,28 @@ class Measuring:
         self._random = np.random.default_rng(0)
         self._next_id = 0
 
-    def run(self, seconds: float, on_progress: Callable[[float, str], None]) -> Measured:
-        """Measure for about this long: coarse cells and drafters first, then finer ones while there is time.
-        on_progress(done, what): share of the whole, 0 to 1."""
+    def run(self, seconds: float) -> Iterator[tuple[float, str] | Measured]:
+        """Measure for about this long: coarse cells and drafters first, then finer ones while there is time. Yields the
+        share of the whole that is done, 0 to 1, and what comes next; the results at the end."""
         begin_s = self._timer()
         coarse, fine = self._visits()
         for number, visit in enumerate(coarse):
             if number >= LEAST_VISITS and self._timer() - begin_s > seconds / 2:
                 break  # a model with very long visits
-            on_progress(number / len(coarse) / 4, str(visit))
+            yield number / len(coarse) / 4, str(visit)
             self._visit(visit, patience_s=seconds / 4 / len(coarse))
         for requests in _DRAFTING:
-            on_progress(0.25, f"drafts for {requests} requests")
+            yield 0.25, f"drafts for {requests} requests"
             self._draft(requests)
         queue = fine + (coarse + fine) * (SWEEPS - 1)
         for number, visit in enumerate(queue):
             left_s = seconds - (self._timer() - begin_s)
             if left_s < self._took_s.get(visit, 0.0) or left_s <= 0:
                 break
-            on_progress(max(0.3 + 0.7 * number / len(queue), 1 - left_s / seconds), str(visit))
+            yield max(0.3 + 0.7 * number / len(queue), 1 - left_s / seconds), str(visit)
             self._check(visit, patience_s=left_s)
-        on_progress(1.0, "fitting")
-        return Measured(self.calibration(), tuple(self._checks), self._timer() - begin_s)
+        yield 1.0, "fitting"
+        yield Measured(self.calibration(), tuple(self._checks), self._timer() - begin_s)
 
     def calibration(self) -> Calibration:
         """Return the calibration from the measurements so far."""
