@@ -13,7 +13,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -26,10 +26,29 @@ _WORKER = "ray::RolloutWorker"  # title that Ray gives the process of such an ac
 
 @dataclass(frozen=True, slots=True)
 class Raylet:
+    """The process of a Ray node on this machine."""
+
     node_id: str
     gcs: str  # host:port
     pid: int
     head: bool = False
+
+    def drain(self, within_s: float) -> str | None:
+        """Announce to Ray that the node leaves. Returns Ray's reason if it refuses."""
+        from ray._raylet import GcsClient  # type: ignore[attr-defined]
+
+        deadline_ms = time.time_ns() // 1_000_000 + int(within_s * 1000)
+        accepted, why = GcsClient(address=self.gcs).drain_node(
+            self.node_id, _PREEMPTION, f"{socket.gethostname()} is about to end", deadline_ms
+        )
+        return None if accepted else str(why)
+
+    def has_workers(self) -> bool:
+        """Whether a rollout worker of the node still runs."""
+        with suppress(psutil.Error):
+            children = psutil.Process(self.pid).children()
+            return any("".join(child.cmdline()[:1]).startswith(_WORKER) for child in children)
+        return False
 
 
 class UnclearNodeError(ValueError):
@@ -78,48 +97,22 @@ def chosen(here: Iterable[Raylet], *, address: str = "", node: str = "", every: 
     return found
 
 
-def working(raylet: Raylet) -> bool:
-    """Whether a rollout worker of that node still runs."""
-    with suppress(psutil.Error):
-        return any("".join(child.cmdline()[:1]).startswith(_WORKER) for child in psutil.Process(raylet.pid).children())
-    return False
-
-
-def tell(raylet: Raylet, within_s: float) -> str | None:
-    """Announce to Ray that the node leaves. Returns Ray's reason if it refuses."""
-    from ray._raylet import GcsClient  # type: ignore[attr-defined]
-
-    deadline_ms = time.time_ns() // 1_000_000 + int(within_s * 1000)
-    accepted, why = GcsClient(address=raylet.gcs).drain_node(
-        raylet.node_id, _PREEMPTION, f"{socket.gethostname()} is about to end", deadline_ms
-    )
-    return None if accepted else str(why)
-
-
-def leave(
-    within_s: float,
-    here: Sequence[Raylet],
-    *,
-    tell: Callable[[Raylet, float], str | None] = tell,
-    working: Callable[[Raylet], bool] = working,
-    clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
-) -> bool:
+def leave(within_s: float, here: Sequence[Raylet]) -> bool:
     """Return whether every rollout worker of these nodes had left in time. Without a node there is nothing
     to wait for."""
-    deadline_s = clock() + within_s
+    deadline_s = time.monotonic() + within_s
     for raylet in here:
         try:
-            refused = tell(raylet, within_s)
+            refused = raylet.drain(within_s)
         except Exception as error:  # the head is gone; Ray raises any exception here
             refused = str(error)
         if refused is not None:
             print(f"Ray was not told that node {raylet.node_id[:8]} will end: {refused}")
-    while left := [raylet for raylet in here if working(raylet)]:
-        if clock() >= deadline_s:
+    while left := [raylet for raylet in here if raylet.has_workers()]:
+        if time.monotonic() >= deadline_s:
             print(f"{len(left)} nodes still have rollout workers after {within_s:g} s")
             return False
-        sleep(_LOOK_S)
+        time.sleep(_LOOK_S)
     return True
 
 

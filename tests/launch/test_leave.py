@@ -15,26 +15,33 @@ STRANGER = Raylet("d" * 56, "10.0.0.2:6379", 4)  # of another cluster
 
 @dataclass
 class Machine:
-    until_s: dict[str, float]  # when each node's last worker leaves
+    """A machine whose nodes' last workers leave at given times, by its own clock."""
+
+    until_s: dict[str, float]  # by node id
     refuses: str | None = None
     now_s: float = 0.0
     told: list[tuple[str, float]] = field(default_factory=list)
 
     def leave(self, within_s: float = 10.0) -> bool:
-        return leave(
-            within_s,
-            [raylet for raylet in (ONE, OTHER) if raylet.node_id in self.until_s],
-            tell=self.tell,
-            working=lambda raylet: self.now_s < self.until_s[raylet.node_id],
-            clock=lambda: self.now_s,
-            sleep=self.sleep,
-        )
+        machine = self
 
-    def tell(self, raylet: Raylet, within_s: float) -> str | None:
-        self.told.append((raylet.node_id, within_s))
-        if self.refuses == "raise":
-            raise RuntimeError("the head is gone")
-        return self.refuses
+        class Node(Raylet):
+            def drain(self, within_s: float) -> str | None:
+                machine.told.append((self.node_id, within_s))
+                if machine.refuses == "raise":
+                    raise RuntimeError("the head is gone")
+                return machine.refuses
+
+            def has_workers(self) -> bool:
+                return machine.now_s < machine.until_s[self.node_id]
+
+        here = [Node(one.node_id, one.gcs, one.pid) for one in (ONE, OTHER) if one.node_id in self.until_s]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(module, "time", self)
+            return leave(within_s, here)
+
+    def monotonic(self) -> float:
+        return self.now_s
 
     def sleep(self, seconds: float) -> None:
         self.now_s += seconds
