@@ -17,7 +17,7 @@ win, so that the training data depends on the machines; here the shortest in tok
 
 import math
 from bisect import insort
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,15 +69,26 @@ class Rounds:
         """The mark in tokens; None before the first round."""
         return self._lengths.quantile(self._quantile)
 
-    def plan(self, take: Callable[[int], list[Turn]]) -> RoundPlan:
-        """Return the next round; call `settle` before planning another. `take(n)`: the next n picks of the
-        data order."""
+    @property
+    def needs(self) -> int:
+        """How many picks of the data order the next round needs."""
+        if len(self._long) >= self._keep:
+            return 0
+        here = min(max(self._wanted - len(self._short), 0), self._left)
+        if len(self._short) + here >= self._keep:
+            return here
+        return here + max(self._keep - len(self.put_off) - here, 0)  # the window ends: some are of the next one
+
+    def plan(self, picks: Sequence[Turn]) -> RoundPlan:
+        """Return the next round; call `settle` before planning another. `picks`: the next `needs` of the data order."""
         keep, mark = self._keep, self.mark
         if len(self._long) >= keep:
             turns, self._long = self._long[:keep], self._long[keep:]
             return RoundPlan(turns=tuple(turns), keep=keep, long=True, mark=mark)
-        wanted = keep if mark is None else self._sampled
-        self._short += self._take(take, min(max(wanted - len(self._short), 0), self._left))
+        wanted = self._wanted
+        here = min(max(wanted - len(self._short), 0), self._left)
+        self._taken += len(picks)
+        self._short += picks[:here]
         if len(self._short) >= keep:
             turns, self._short = self._short[:wanted], self._short[wanted:]
             return RoundPlan(turns=tuple(turns), keep=keep, long=False, mark=mark)
@@ -85,8 +96,12 @@ class Rounds:
         left = [*self._long, *self._short]
         turns, rest, long = left[:keep], left[keep:], set(self._long)
         self._long, self._short = [t for t in rest if t in long], [t for t in rest if t not in long]
-        turns += self._take(take, keep - len(turns))
-        return RoundPlan(turns=tuple(turns), keep=keep, long=True, mark=mark)
+        return RoundPlan(turns=(*turns, *picks[here:]), keep=keep, long=True, mark=mark)
+
+    @property
+    def _wanted(self) -> int:
+        """The prompts sampled in a short round; the first round has no mark, and trains on all of them."""
+        return self._keep if self.mark is None else self._sampled
 
     def settle(self, plan: RoundPlan, chosen: Mapping[int, int], long: Sequence[int]) -> None:
         """Take the outcome of a round. `chosen`: indices of the turns to train on, with the tokens of each longest
@@ -105,10 +120,6 @@ class Rounds:
         if not within and not self.put_off:
             within = self._prompts
         return max(min(within, self._last - self._taken), 0)
-
-    def _take(self, take: Callable[[int], list[Turn]], count: int) -> list[Turn]:
-        self._taken += count
-        return take(count)
 
     def state_dict(self) -> dict[str, Any]:
         return {

@@ -40,7 +40,7 @@ class RoundSampling:
 
     def picks(self, order: PromptOrder | MixedOrder) -> tuple[RoundPlan, list[Pick]]:
         """Return the next round's plan and picks."""
-        plan = self.rounds.plan(order.take)
+        plan = self.rounds.plan(order.take(self.rounds.needs))
         return plan, [Pick(epoch, self.prompts[index]) for epoch, index in plan.turns]
 
     def begin(self, plan: RoundPlan, batch: Batch) -> tuple[Batch, RaceUnderWay | None]:

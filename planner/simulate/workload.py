@@ -126,7 +126,7 @@ class Workload:
         """Return the responses of a round by length. Postponed groups end when they are out: no response is longer than
         the longest one trained on and the mark. In their later round they are sampled again; early text is assumed
         useless."""
-        plan = rounds.plan(self._turns)
+        plan = rounds.plan(self._turns(rounds.needs))
         natural = [self._put_off.pop(turn, []) or self._drawn(turn) for turn in plan.turns]
         chosen, long, most = list(range(len(natural))), list[int](), self.scenario.lengths.max_tokens
         if plan.races and plan.mark is not None:

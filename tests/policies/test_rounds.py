@@ -64,7 +64,7 @@ def test_each_prompt_is_learned_from_as_often_as_without_rounds(
         if step == resumed_at:
             state, rounds = json.loads(json.dumps(rounds.state_dict())), made()
             rounds.load_state_dict(state)
-        now = settle(rounds, rounds.plan(order.take), lengths)
+        now = settle(rounds, rounds.plan(order.take(rounds.needs)), lengths)
         assert len(now) == per_step
         learned += now
         newest = max(epoch for epoch, _ in learned)
@@ -118,16 +118,16 @@ def test_a_group_is_out_as_soon_as_it_is_long_and_cannot_be_chosen() -> None:
 def test_long_prompts_wait_for_a_round_of_their_own_and_the_others_come_first_in_the_next() -> None:
     order = PromptOrder(100, 0, False)
     rounds = Rounds(factor=2.0, quantile=0.5, window=64, prompts=100, prompts_per_step=2, steps=50)
-    plan = rounds.plan(order.take)
+    plan = rounds.plan(order.take(rounds.needs))
     assert (plan.turns, plan.mark, plan.races) == (((0, 0), (0, 1)), None, False)
     rounds.settle(plan, {0: 10, 1: 20}, [])
-    plan = rounds.plan(order.take)
+    plan = rounds.plan(order.take(rounds.needs))
     assert (len(plan.turns), plan.mark, plan.races) == (4, 10, True)
     rounds.settle(plan, {0: 5, 1: 6}, [2])
-    plan = rounds.plan(order.take)
+    plan = rounds.plan(order.take(rounds.needs))
     assert plan.turns == ((0, 5), (0, 6), (0, 7), (0, 8))  # (0, 4) is long
     rounds.settle(plan, {2: 5, 3: 6}, [0])
-    plan = rounds.plan(order.take)
+    plan = rounds.plan(order.take(rounds.needs))
     assert (plan.turns, plan.long, plan.races) == (((0, 4), (0, 5)), True, False)
     rounds.settle(plan, {0: 50, 1: 60}, [])
-    assert rounds.plan(order.take).turns == ((0, 6), (0, 9), (0, 10), (0, 11))
+    assert rounds.plan(order.take(rounds.needs)).turns == ((0, 6), (0, 9), (0, 10), (0, 11))
