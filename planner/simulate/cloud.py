@@ -30,7 +30,6 @@ class Cloud:
     places: Places
     learner: "SimulatedLearners"
     interruptions: int = 0
-    spared: int = 0  # interruptions that found nothing to take
     paid_s: float = 0.0  # GPU-seconds beyond those of all places: old nodes still running next to new ones
     _of_step: int = 0
     _rng: np.random.Generator = field(init=False)
@@ -74,7 +73,6 @@ class Cloud:
                 remedy="let nodes live longer (section spot), or shorten boot_s and start_s",
             )
         if not takes:
-            self.spared += 1
             return
         names = takes[int(self._rng.integers(len(takes)))]
         self.interruptions += 1

@@ -204,11 +204,12 @@ class ScaledCosts:
 
 
 @dataclass(slots=True)
-class Cores:
-    """The cores of a node: the slow-down while several engines compute."""
+class SharedCosts:
+    """Other costs, on the cores of a node, which several engines share."""
 
-    factors: tuple[float, ...]  # for 1, 2, ... engines; more share the last one's speed
-    factor: float = 1.0
+    of: SimulatedCosts
+    factors: tuple[float, ...]  # the slow-down of 1, 2, ... computing engines; more share the last one's speed
+    factor: float = 1.0  # now
 
     def take(self, engines: int) -> bool:
         """Set the number of computing engines. Returns whether the factor changed."""
@@ -218,22 +219,14 @@ class Cores:
             self.factor = known[engines - 1] if engines <= most else known[-1] * engines / most
         return self.factor != before
 
-
-@dataclass(frozen=True, slots=True)
-class SharedCosts:
-    """Other costs, on cores shared with other engines."""
-
-    of: SimulatedCosts
-    cores: Cores
-
     def step_s(self, requests: int, rows: float, context_tokens: float) -> float:
-        return self.cores.factor * self.of.step_s(requests, rows, context_tokens)
+        return self.factor * self.of.step_s(requests, rows, context_tokens)
 
     def draft_s(self, strategy: Strategy, requests: int, context_tokens: float) -> float:
-        return self.cores.factor * self.of.draft_s(strategy, requests, context_tokens)
+        return self.factor * self.of.draft_s(strategy, requests, context_tokens)
 
     def prefill_s(self, tokens: int) -> float:
-        return self.cores.factor * self.of.prefill_s(tokens)
+        return self.factor * self.of.prefill_s(tokens)
 
 
 def network(scenario: Scenario) -> Network:

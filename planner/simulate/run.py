@@ -13,7 +13,7 @@ from launch.dispatch.ledger import Ledger
 from planner.simulate.acceptance import AcceptanceState
 from planner.simulate.clock import Clock
 from planner.simulate.cloud import Cloud, SimulatedLearners
-from planner.simulate.costs import Cores, SharedCosts, SimulatedCosts, costs_of
+from planner.simulate.costs import SharedCosts, SimulatedCosts, costs_of
 from planner.simulate.elastic import Elastic
 from planner.simulate.engine import Engine, Running, SimulatedWorker
 from planner.simulate.learner import LearnerTimes, learner_times
@@ -45,11 +45,12 @@ class SimulatedRun:
         speculating = speculators(scenario.speculation, self.costs, self.acceptance, fleet.workers)
         self._adaptive = speculating[0] if isinstance(speculating[0], Adaptive) else None
         self.seats: dict[str, SimulatedWorker] = {}
-        self._cores = [Cores(scenario.costs.shared) for _ in range(fleet.nodes)] if scenario.costs.shared else []
+        shared = scenario.costs.shared
+        self._cores = [SharedCosts(self.costs, shared) for _ in range(fleet.nodes)] if shared else []
         for index in range(fleet.workers):
             node = index // fleet.workers_per_node
             engine = Engine(
-                costs=SharedCosts(self.costs, self._cores[node]) if self._cores else self.costs,
+                costs=self._cores[node] if self._cores else self.costs,
                 speculator=speculating[index],
                 slots=scenario.engine.max_running,
                 kv_tokens=self._kv_tokens,

@@ -1,6 +1,6 @@
 """Compare several runs: the gain of each technique of a scenario, and sizes. Owns which scenarios are compared."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -16,18 +16,16 @@ from planner.simulate.run import simulate
 from planner.simulate.scenario import Scenario, with_values
 
 TRAINING = "drafter training"
-# The keys that turn each technique off, and whether a scenario has it.
-_OFF: dict[str, tuple[dict[str, Any], Callable[[Scenario], bool]]] = {
-    "speculation": ({"speculation.mode": "off"}, lambda of: of.speculation.mode != "off"),
-    TRAINING: (
-        {"speculation.training.enabled": False, "speculation.training.stale": 1.0},  # untrained for long: at its floor
-        lambda of: of.speculation.training.enabled and of.speculation.mode != "off",
-    ),
-    "token budget": ({"budget.share": None, "budget.tokens_per_step": None}, lambda of: of.budget.on),
-    "abort": ({"abort.enabled": False}, lambda of: of.abort.enabled),
-    "elastic fleet": ({"fleet.min_workers": None}, lambda of: of.fleet.min_workers is not None),
-    "lookahead": ({"lookahead.enabled": False}, lambda of: of.lookahead.enabled),
-    "quantised rollouts": ({"quantization": "none"}, lambda of: of.quantization != "none"),
+# The keys that turn each technique off.
+_OFF: dict[str, dict[str, Any]] = {
+    "speculation": {"speculation.mode": "off"},
+    # Untrained for long: at its floor.
+    TRAINING: {"speculation.training.enabled": False, "speculation.training.stale": 1.0},
+    "token budget": {"budget.share": None, "budget.tokens_per_step": None},
+    "abort": {"abort.enabled": False},
+    "elastic fleet": {"fleet.min_workers": None},
+    "lookahead": {"lookahead.enabled": False},
+    "quantised rollouts": {"quantization": "none"},
 }
 
 
@@ -63,7 +61,16 @@ class Ablation:
 
 def techniques_of(scenario: Scenario) -> list[str]:
     """Return the techniques that are on."""
-    return [name for name, (_, on) in _OFF.items() if on(scenario)]
+    on = {
+        "speculation": scenario.speculation.mode != "off",
+        TRAINING: scenario.speculation.training.enabled and scenario.speculation.mode != "off",
+        "token budget": scenario.budget.on,
+        "abort": scenario.abort.enabled,
+        "elastic fleet": scenario.fleet.min_workers is not None,
+        "lookahead": scenario.lookahead.enabled,
+        "quantised rollouts": scenario.quantization != "none",
+    }
+    return [name for name in _OFF if on[name]]
 
 
 def ablation(scenario: Scenario, line: ProgressLine | None = None) -> Ablation:
@@ -76,7 +83,7 @@ def ablation(scenario: Scenario, line: ProgressLine | None = None) -> Ablation:
         off: dict[str, Any] = {}
         for name in names:
             if name not in on:
-                off |= _OFF[name][0]
+                off |= _OFF[name]
         return simulate(with_values(scenario, off) if off else scenario)
 
     whole, none = run(names, "all"), run((), "none")

@@ -34,7 +34,6 @@ class _Member:
     member: Member
     incarnation: int = 1
     trainer: _Trainer | None = None
-    wake_s: float = math.inf
     alive: bool = True
 
 
