@@ -250,14 +250,27 @@ class PromptUse:
     accepted: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ReasonUse:
     """Number of engine steps for which a policy gave a reason."""
 
     reason: str  # a policies.speculation.policy.Reason
-    engine_steps: int
+    engine_steps: int = 0
     judged: int = 0  # steps with a predicted speedup of the best drafts over plain decoding
     advantage: float = 0.0  # sum of those predicted speedups; 1 is the speed of plain decoding
+
+    def add(self, other: "ReasonUse") -> None:
+        self.engine_steps += other.engine_steps
+        self.judged += other.judged
+        self.advantage += other.advantage
+
+    @property
+    def mean_advantage(self) -> float | None:
+        """The mean predicted speed of the best drafts relative to plain decoding, over the steps with a prediction."""
+        return self.advantage / self.judged if self.judged else None
+
+    def to_json(self) -> list[float]:
+        return [self.engine_steps, self.judged, round(self.advantage, 3)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

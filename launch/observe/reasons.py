@@ -5,7 +5,6 @@ others.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from contracts.rollout import ReasonUse
@@ -21,50 +20,28 @@ _IN_WORDS: Mapping[str, str] = {
 SHOWN_SHARE = 0.05  # of the steps: a smaller share does not explain "why was it off"
 
 
-@dataclass(slots=True)
-class ReasonTotals:
-    """Totals of one reason, summed over engine steps. `judged`, `advantage`: see ReasonUse."""
-
-    engine_steps: int = 0
-    judged: int = 0
-    advantage: float = 0.0
-
-    def add(self, other: "ReasonTotals | ReasonUse") -> None:
-        self.engine_steps += other.engine_steps
-        self.judged += other.judged
-        self.advantage += other.advantage
-
-    @property
-    def mean_advantage(self) -> float | None:
-        """The mean predicted speed of the best drafts relative to plain decoding, over the steps with a prediction."""
-        return self.advantage / self.judged if self.judged else None
-
-    def to_json(self) -> list[float]:
-        return [self.engine_steps, self.judged, round(self.advantage, 3)]
+Reasons = Mapping[str, ReasonUse]
 
 
-Reasons = Mapping[str, ReasonTotals]
-
-
-def reasons_of(record: Mapping[str, Any]) -> dict[str, ReasonTotals]:
+def reasons_of(record: Mapping[str, Any]) -> dict[str, ReasonUse]:
     """Return the reasons of one record of speculation.jsonl; {} if there are none."""
-    found: dict[str, ReasonTotals] = {}
+    found: dict[str, ReasonUse] = {}
     given = record.get("reasons")
     for name, values in (given if isinstance(given, dict) else {}).items():
         try:
             steps, judged, advantage = values
-            found[str(name)] = ReasonTotals(int(steps), int(judged), float(advantage))
+            found[str(name)] = ReasonUse(str(name), int(steps), int(judged), float(advantage))
         except (TypeError, ValueError):
             continue
     return found
 
 
-def reasons_over_run(records: Iterable[Mapping[str, Any]]) -> dict[str, ReasonTotals]:
+def reasons_over_run(records: Iterable[Mapping[str, Any]]) -> dict[str, ReasonUse]:
     """Sum the reasons over records of speculation.jsonl."""
-    total: dict[str, ReasonTotals] = {}
+    total: dict[str, ReasonUse] = {}
     for record in records:
         for name, totals in reasons_of(record).items():
-            total.setdefault(name, ReasonTotals()).add(totals)
+            total.setdefault(name, ReasonUse(name)).add(totals)
     return total
 
 

@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from contracts.rollout import DraftCounts, EngineWindow
+from contracts.rollout import DraftCounts, EngineWindow, ReasonUse
 from launch.observe import reasons
-from launch.observe.reasons import Reasons, ReasonTotals
+from launch.observe.reasons import Reasons
 
 PLAIN = "plain"  # plain decoding, as a strategy and in place of a drafter
 MAX_POINTS = 4000  # of the traces of one RL step, all workers together
@@ -96,7 +96,7 @@ class SpeculationMeter:
 
     def begin(self) -> None:
         self._strategies: defaultdict[str, DraftCounts] = defaultdict(DraftCounts)
-        self._reasons: defaultdict[str, ReasonTotals] = defaultdict(ReasonTotals)
+        self._reasons: dict[str, ReasonUse] = {}
         self._traces: dict[str, list[Point]] = {}
         self._end_s: dict[str, float] = {}
         self._drafted, self._accepted = Counter[int](), Counter[int]()  # by prompt id
@@ -105,7 +105,7 @@ class SpeculationMeter:
         for use in window.strategies:
             self._strategies[use.strategy].add(use)
         for choice in window.reasons:
-            self._reasons[choice.reason].add(choice)
+            self._reasons.setdefault(choice.reason, ReasonUse(choice.reason)).add(choice)
         for prompt in window.prompts:
             self._drafted[prompt.prompt_id] += prompt.drafted
             self._accepted[prompt.prompt_id] += prompt.accepted
@@ -121,7 +121,7 @@ class SpeculationMeter:
         strategies = {name: plausible(totals) for name, totals in self._strategies.items()}
         prompts = {prompt_id: (drafted, self._accepted[prompt_id]) for prompt_id, drafted in self._drafted.items()}
         kept = {worker: points for worker, points in traces.items() if points}
-        taken = StepSpeculation(strategies, kept, requests, prompts, dict(self._reasons))
+        taken = StepSpeculation(strategies, kept, requests, prompts, self._reasons)
         self.begin()
         return taken
 

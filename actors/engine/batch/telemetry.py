@@ -70,15 +70,6 @@ class _Use:
         return counts
 
 
-@dataclass(slots=True)
-class _Choices:
-    """A ReasonUse under construction."""
-
-    steps: int = 0
-    judged: int = 0
-    advantage: float = 0.0
-
-
 def _at_least(depths: list[Int64Array], deepest: int) -> tuple[int, ...]:
     """Count the depths that are at least 1, 2, ... deepest."""
     counts = np.bincount(np.concatenate(depths), minlength=deepest + 1) if depths else np.zeros(deepest + 1, np.int64)
@@ -124,8 +115,8 @@ class WindowMeter:
         self._start_s = 0.0
         self._prefill_tokens = self._decode_tokens = self._preempted_before = 0
         self._uses: dict[Strategy, _Use] = {}
-        self._reasons: dict[Reason, _Choices] = {}
-        self._reason, self._choices = Reason.FIXED, _Choices()  # of the last step
+        self._reasons: dict[Reason, ReasonUse] = {}
+        self._reason, self._choices = Reason.FIXED, ReasonUse(Reason.FIXED)  # of the last step
         self._strategy, self._use = PLAIN, _Use()  # of the last step
         self._early: EarlyUse | None = None
         self._trace: list[tuple[float, int, str]] = []
@@ -160,9 +151,9 @@ class WindowMeter:
     def count_choice(self, reason: Reason, advantage: float | None) -> None:
         """Add the last step's reason; and the predicted speedup of the best drafts over plain decoding."""
         if reason is not self._reason or not self._reasons:
-            self._reason, self._choices = reason, self._reasons.setdefault(reason, _Choices())
+            self._reason, self._choices = reason, self._reasons.setdefault(reason, ReasonUse(str(reason)))
         choices = self._choices
-        choices.steps += 1
+        choices.engine_steps += 1
         if advantage is not None:
             choices.judged += 1
             choices.advantage += advantage
@@ -215,10 +206,7 @@ class WindowMeter:
             trace=tuple(self._trace),
             evaluation=self.evaluation,
             prompts=self._prompts.cut(),
-            reasons=tuple(
-                ReasonUse(str(reason), choices.steps, choices.judged, choices.advantage)
-                for reason, choices in self._reasons.items()
-            ),
+            reasons=tuple(self._reasons.values()),
             early=self._early,
         )
         self.engine_steps = self._prefill_tokens = self._decode_tokens = 0
