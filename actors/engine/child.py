@@ -14,7 +14,7 @@ from typing import Any
 from actors.engine import wire
 from actors.engine.core import EngineCore, build_core
 from actors.processes.child import hear, run_child
-from actors.processes.link import Close, Link
+from actors.processes.link import Close, Link, Ready
 from contracts.rollout import EngineFailed
 
 
@@ -42,7 +42,7 @@ def serve(link: Link, build: Callable[[Any], EngineCore]) -> None:
     core = build(link.receive())
     inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
     hear(link, inbox.put)
-    link.send([wire.Ready()])
+    link.send([Ready()])
     while True:
         while not (core.has_work and inbox.empty()):
             message = inbox.get()

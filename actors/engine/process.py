@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actors.engine import wire
+from actors.processes.link import Ready
 from actors.processes.modules import folders
 from actors.processes.parent import ChildProcess
 from config.formats import Quantization
@@ -107,7 +108,7 @@ class RolloutEngine:
         """Wait for the child. Raises EngineStartError if it fails first, or is not ready in time; it is killed then."""
         try:
             (first,) = self._child.first(timeout_s)
-            if not isinstance(first, wire.Ready):
+            if not isinstance(first, Ready):
                 raise EngineStartError(first.reason)
         except (TimeoutError, EngineDiedError) as error:
             self.close(timeout_s=0.0)

@@ -29,8 +29,3 @@ class Start:
     code_paths: tuple[str, ...] = ()  # where else a user's drafters are looked for
     truncated: bool = False  # some requests will have top-k or top-p
     pace: Pace | None = None  # of experiments: parts last as long as on another device
-
-
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """First message from a child that came up."""

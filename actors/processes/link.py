@@ -26,6 +26,11 @@ ALIGNED_BYTES = 64  # alignment of arrays in shared memory
 
 
 @dataclass(frozen=True, slots=True)
+class Ready:
+    """The child is up, its first message; or it is ready again, having done what is answered."""
+
+
+@dataclass(frozen=True, slots=True)
 class Close:
     """Request of the parent that the child end."""
 

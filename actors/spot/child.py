@@ -17,7 +17,7 @@ import torch
 
 from actors.pacing import Pacer
 from actors.processes.child import hear, run_child
-from actors.processes.link import Bytes, Close, Link
+from actors.processes.link import Bytes, Close, Link, Ready
 from actors.spot import wire
 from actors.spot.checkpoints import Checkpoints, find, history, restore
 from actors.spot.feeding import Feeding
@@ -69,7 +69,7 @@ def _serve(link: Link) -> None:
     if start.threads is not None:
         torch.set_num_threads(start.threads)
     loop = SpotLoop(link, start)
-    link.send([wire.TrainerReady(loop.trainer.steps)])
+    link.send([Ready()])
     loop.run()
 
 

@@ -70,7 +70,6 @@ class SpotTrainer:
 
     def __init__(self, start: wire.TrainerStart, name: str) -> None:
         self.name = name
-        self.resumed_step = 0
         self._closed = self._failed = False
         threads = {} if start.threads is None else {"OMP_NUM_THREADS": str(start.threads)}
         self._child = ChildProcess(f"{__package__}.child", start, name, died=_EndedError, environment=threads)
@@ -87,7 +86,6 @@ class SpotTrainer:
             raise TrainerStartError(f"{self.name} did not start: {error}") from None
         if isinstance(first, TrainFailed):
             raise TrainerStartError(f"{self.name} did not start: {first.reason}")
-        self.resumed_step = first.step
 
     def send(self, command: SpotCommand) -> None:
         """Arrays are copied once, into memory shared with the child. A trainer that is gone says so by `poll`."""

@@ -20,10 +20,3 @@ class TrainerStart:
     device: str
     niceness: int
     pace: Pace | None = None  # for experiments
-
-
-@dataclass(frozen=True, slots=True)
-class TrainerReady:
-    """First message from a child that came up."""
-
-    step: int  # of the checkpoint that it resumes from, or 0

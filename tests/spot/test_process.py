@@ -253,7 +253,6 @@ def test_kills_leave_a_state_that_is_gone_on_from_bitwise(target: Path, tmp_path
     trainer.kill()
     assert "SIGKILL" in until_a(trainer, TrainFailed).reason
     again = spawn(target, tmp_path, checkpoint_every=2)
-    assert again.resumed_step == 2
     begin(again, 1)  # The same session may go on.
     assert [step.loss for step in micro_steps(again, 4, 2)] == expected[2:]
     end(again)

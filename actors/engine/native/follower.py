@@ -16,7 +16,6 @@ from actors.engine.native.ranks.orders import (
     EndPieces,
     LoadWeights,
     Move,
-    Obeyed,
     Order,
     RankStart,
     Resize,
@@ -24,7 +23,7 @@ from actors.engine.native.ranks.orders import (
     TakePiece,
 )
 from actors.processes.child import hear, run_child
-from actors.processes.link import Close, Link
+from actors.processes.link import Close, Link, Ready
 from config.model import batch_invariance
 from contracts.engine import Sleep, Wake
 from contracts.rollout import EngineFailed
@@ -45,7 +44,7 @@ def serve(link: Link) -> None:
     inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
     hear(link, inbox.put)  # from here on, the end of rank 0 ends this process, whatever it waits for
     follower = Follower(start)
-    link.send([Obeyed()])
+    link.send([Ready()])
     while True:
         order = inbox.get()
         if isinstance(order, Close):
@@ -89,7 +88,7 @@ class Follower:
             follows=True,
         )
 
-    def obey(self, order: Order) -> Obeyed | None:
+    def obey(self, order: Order) -> Ready | None:
         """Execute an order. An exception ends the rank, and with it the engine."""
         match order:
             case Step(rows):
@@ -103,7 +102,7 @@ class Follower:
             case LoadWeights(manifest, buffer):
                 load_packed(self._model, manifest, buffer)
                 self._runner.weights_changed()
-                return Obeyed()
+                return Ready()
             case BeginPieces(tensors):
                 self._scatter = PartScatter(tensors, self._model)
             case TakePiece(size_bytes):
@@ -112,13 +111,13 @@ class Follower:
                 self._scatter.take(piece)
             case EndPieces():
                 self._runner.weights_changed()
-                return Obeyed()
+                return Ready()
             case Sleep():
                 self._runner.sleep()
-                return Obeyed()
+                return Ready()
             case Wake():
                 self._runner.wake()
-                return Obeyed()
+                return Ready()
             case _:
                 assert_never(order)
         return None

@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from actors.engine.native.ranks.join import device_environment, join_ranks, open_store
-from actors.engine.native.ranks.orders import BeginPieces, LoadWeights, Obeyed, Order, RankStart, TakePiece
+from actors.engine.native.ranks.orders import BeginPieces, LoadWeights, Order, RankStart, TakePiece
 from actors.engine.wire import Start
+from actors.processes.link import Ready
 from actors.processes.parent import ChildProcess
 from contracts.rollout import EngineFailed
 from models.checkpoint import load_packed
@@ -47,7 +48,7 @@ class Followers:
         self._lost = threading.Event()
         self._reason = ""
         self._closing = False
-        self._answers: list[queue.SimpleQueue[Obeyed | None]] = []
+        self._answers: list[queue.SimpleQueue[Ready | None]] = []
         self._children: list[ChildProcess] = []
         for rank in range(1, ranks):
             child = ChildProcess(
@@ -57,7 +58,7 @@ class Followers:
                 died=RankLostError,
                 environment=device_environment(rank, device),
             )
-            answers: queue.SimpleQueue[Obeyed | None] = queue.SimpleQueue()
+            answers: queue.SimpleQueue[Ready | None] = queue.SimpleQueue()
             self._children.append(child)
             self._answers.append(answers)
             threading.Thread(target=self._read, args=(child, answers), name=child.name, daemon=True).start()
@@ -115,7 +116,7 @@ class Followers:
             child.close(_CLOSE_S)
         self._children = []
 
-    def _read(self, child: ChildProcess, answers: "queue.SimpleQueue[Obeyed | None]") -> None:
+    def _read(self, child: ChildProcess, answers: "queue.SimpleQueue[Ready | None]") -> None:
         try:
             while not self._closing:
                 for message in child.poll(_POLL_S):

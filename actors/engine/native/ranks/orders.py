@@ -77,8 +77,3 @@ class EndPieces:
 
 
 Order = Step | CopyBlocks | Move | Resize | LoadWeights | BeginPieces | TakePiece | EndPieces | Sleep | Wake
-
-
-@dataclass(frozen=True, slots=True)
-class Obeyed:
-    """The follower is up, or has done what is answered."""
