@@ -26,7 +26,7 @@ from actors.identity import unique_name
 from actors.reward_worker import RewardHost, RewardWorker, SupportsGrade, TimedGrades
 from actors.rewards import Grade, GradeItem
 from actors.rewards.assembly import Assembly, RewardCall
-from actors.rewards.grader import HostGrader, LaneGrader, secret_of
+from actors.rewards.grader import LaneGrader, secret_of
 from actors.rewards.lanes import Lane, lanes_of
 from actors.spans import Joiner
 from config.rewards import RewardOptions
@@ -55,6 +55,7 @@ class _Task:
     call: RewardCall
     step: int  # counts calls of begin; answers of another step are dropped
     losses: int = 0  # workers lost while they had it
+    since_s: float = 0.0  # when it was sent to its worker
 
     @property
     def name(self) -> str:
@@ -62,18 +63,12 @@ class _Task:
         return f"rollouts {first} to {others[-1]}" if others else f"rollout {first}"
 
 
-@dataclass(slots=True, eq=False)
-class _Sent:
-    task: _Task
-    since_s: float
-
-
 @dataclass(slots=True, eq=False, kw_only=True)
 class _Worker:
     handle: Handle
     ready: "ray.ObjectRef[str] | None"  # None: it is ready
     since_s: float  # when it was started
-    sent: "dict[ray.ObjectRef[TimedGrades], _Sent]" = field(default_factory=dict)
+    sent: "dict[ray.ObjectRef[TimedGrades], _Task]" = field(default_factory=dict)
     busy_s: float = 0.0  # start of its present calls, by the wall clock
     deaths: int = 0  # of its predecessors, each before it was ready
     node_id: str = ""  # "": not ready yet
@@ -142,7 +137,8 @@ class RewardPool:
         self._traces: set[str] = set()  # of reward functions, reported in this run
         self._crew_of: list[_Crew] = []  # by lane
         self._crews: list[_Crew] = []
-        shared = self._shared(factory or partial(LaneGrader, options, self._lanes))
+        self._factory = factory or partial(LaneGrader, options, self._lanes)
+        shared = self._shared()
         for lane in self._lanes:
             crew = self._hosted(lane) if lane.hosted else shared
             self._crew_of.append(crew)
@@ -224,7 +220,7 @@ class RewardPool:
                 for ref in worker.awaited():
                     since_s, limit_s = worker.since_s, self._start_timeout_s
                     if worker.ready is None:
-                        since_s, limit_s = worker.sent[ref].since_s, self._limit_s(worker.sent[ref].task.call)
+                        since_s, limit_s = worker.sent[ref].since_s, self._limit_s(worker.sent[ref].call)
                     if self._context.clock() - since_s > limit_s:
                         waits = f", and may wait for {crew.needs}" if worker.ready is not None and crew.needs else ""
                         self._give_up(crew, index, f"it took longer than {limit_s:g} s{waits}")
@@ -253,13 +249,13 @@ class RewardPool:
     def _await(self, worker: _Worker, ref: "ray.ObjectRef[Any]") -> None:
         self._context.loop.expect(ref, partial(GradesArrived, worker, ref))
 
-    def _answered(self, crew: _Crew, index: int, sent: _Sent, timed: TimedGrades) -> None:
+    def _answered(self, crew: _Crew, index: int, task: _Task, timed: TimedGrades) -> None:
         worker = crew.workers[index]
         if crew.in_flight == 1:
             self._span(crew.names[index], timed.start_s, timed.end_s)
         elif not worker.sent:
             self._span(crew.names[index], worker.busy_s, self._context.wall())
-        self._record(sent.task, timed.grades)
+        self._record(task, timed.grades)
 
     def _give_up(self, crew: _Crew, index: int, reason: str, *, died: bool = False) -> None:
         """Replace the worker; its calls go to the next free one, or have failed for good."""
@@ -275,16 +271,16 @@ class RewardPool:
             return
         self._span(crew.names[index], worker.busy_s, self._context.wall())
         for one in sent:
-            one.task.losses += 1
-        again = [s.task for s in sent if s.task.step == self._step and s.task.losses < _MAX_LOSSES]
+            one.losses += 1
+        again = [task for task in sent if task.step == self._step and task.losses < _MAX_LOSSES]
         names = again[0].name if len(again) == 1 else f"what it had of {len(again)} calls"
         fate = f"; {names} {'is' if len(again) != 1 or len(again[0].call.keys) == 1 else 'are'} graded again"
         self._context.observer.event("reward_worker_replaced", f"{who}: {reason}{fate if again else ''}")
         crew.pending.extendleft(reversed(again))
         for one in sent:
-            if one.task not in again:
-                lost = f"{one.task.losses} reward workers were lost while grading it, the last: {reason}"
-                self._record(one.task, [Grade(value=0.0, error=lost)] * len(one.task.call.keys))
+            if one not in again:
+                lost = f"{one.losses} reward workers were lost while grading it, the last: {reason}"
+                self._record(one, [Grade(value=0.0, error=lost)] * len(one.call.keys))
 
     def _limit_s(self, call: RewardCall) -> float:
         lane = self._lanes[call.lane]
@@ -340,7 +336,8 @@ class RewardPool:
                     if not worker.sent:
                         worker.busy_s = self._context.wall()
                     ref = worker.handle.grade.remote(task.call.lane, task.call.items)
-                    worker.sent[ref] = _Sent(task, self._context.clock())
+                    task.since_s = self._context.clock()
+                    worker.sent[ref] = task
                     self._await(worker, ref)
 
     def _has_room(self, crew: _Crew, worker: _Worker, task: _Task) -> bool:
@@ -349,7 +346,7 @@ class RewardPool:
         if worker.ready is not None or len(worker.sent) >= crew.in_flight:
             return False
         suspect = task.losses == _MAX_LOSSES - 1
-        return not worker.sent or not (suspect or any(s.task.losses == _MAX_LOSSES - 1 for s in worker.sent.values()))
+        return not worker.sent or not (suspect or any(sent.losses == _MAX_LOSSES - 1 for sent in worker.sent.values()))
 
     def _start(self, crew: _Crew, index: int, deaths: int = 0) -> _Worker:
         handle, ready = crew.make(crew.names[index])
@@ -357,11 +354,11 @@ class RewardPool:
         self._await(worker, ready)
         return worker
 
-    def _shared(self, factory: Callable[[], SupportsGrade]) -> _Crew:
+    def _shared(self) -> _Crew:
         def make(name: str) -> tuple[Handle, "ray.ObjectRef[str]"]:
             options = {"num_cpus": 0, **self._actor_options(), "name": unique_name(name)}
             actor = ray.remote(RewardWorker).options(**options)
-            handle = actor.remote(factory, name, self._context.log(name))
+            handle = actor.remote(self._factory, name, self._context.log(name))
             return handle, handle.ready.remote()
 
         names = [f"reward-{index}" for index in range(self._options.workers)]
@@ -377,7 +374,7 @@ class RewardPool:
             options = {**self._actor_options(), **resources, "name": unique_name(name)}
             at_once = lane.in_flight + 2  # plus `ready` and `close`
             actor = ray.remote(RewardHost).options(**options, max_concurrency=at_once)
-            handle = actor.remote(partial(HostGrader, term, f"reward.terms[{index}]"), name, self._context.log(name))
+            handle = actor.remote(term, f"reward.terms[{index}]", name, self._context.log(name))
             return handle, handle.ready.remote(secret_of(term))
 
         needs = " and ".join(

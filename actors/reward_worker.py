@@ -14,6 +14,7 @@ import ray
 from actors.identity import log_to
 from actors.rewards import Grade, GradeItem
 from actors.rewards.grader import HostGrader
+from config.rewards import RewardTerm
 
 _log = logging.getLogger(__name__)
 
@@ -72,11 +73,11 @@ class RewardWorker:
 class RewardHost:
     """The actor of a term that has its own: many concurrent calls on one event loop."""
 
-    def __init__(self, factory: Callable[[str | None], HostGrader], name: str, log: str | None = None) -> None:
+    def __init__(self, term: RewardTerm, key: str, name: str, log: str | None = None) -> None:
+        """key: of the term in the configuration. log: see log_to."""
         log_to(log, name)
         sys.stdout = sys.stderr  # user code's prints go to the log as well
-        self._name = name
-        self._factory = factory
+        self._name, self._term, self._key = name, term, key
         self._grader: HostGrader | None = None
 
     def __repr__(self) -> str:
@@ -86,7 +87,7 @@ class RewardHost:
     async def ready(self, secret: str | None) -> str:
         """Same as RewardWorker.ready. secret: the key of a judge's endpoint. It is a call's argument because Ray stores
         constructor arguments and shows environments."""
-        self._grader = self._factory(secret)
+        self._grader = HostGrader(self._term, self._key, secret)
         return str(ray.get_runtime_context().get_node_id())
 
     @ray.method
