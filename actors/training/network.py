@@ -14,7 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from actors.training.batches import TokenBatch
 from actors.training.head import chunk_bytes_on, chunk_rows_of, frozen_head_logprobs, head_logprobs
+from actors.training.recording import StepRecording
 from config.formats import LowBitFormat
 from config.model import LoraOptions, ModelOptions
 from models import ops
@@ -125,8 +127,7 @@ def hidden_size_of(network: CausalModel) -> int:
 class LogProbModel(nn.Module):
     """Network and chunked head in one module, so that one forward call is one unit for sharding."""
 
-    _tell: Callable[[Tensor], None] | None = None  # see `telling`
-    _recorded: tuple[int, ...] = ()
+    _recording: tuple[StepRecording, TokenBatch] | None = None  # see `recorded`
     written_out = False  # use the explicit gradient of `actors.training.head`: on devices, for the native network
     bf16_gradients = False  # of a frozen head, see LoraOptions
     entropy_gradient = False  # whether entropies carry gradient; needs a second table of [R, vocabulary]
@@ -148,16 +149,17 @@ class LogProbModel(nn.Module):
         return takes(weight) and not weight.requires_grad
 
     @contextmanager
-    def telling(self, tell: Callable[[Tensor], None], layers: tuple[int, ...] = ()) -> Iterator[None]:
-        """Pass the states of forwards inside the block to `tell`, detached: [T, W], the outputs of `layers` (from 0)
-        before the final state. Raises ValueError for layers of a network that cannot record them."""
-        if layers and not isinstance(self.network, Transformer):
+    def recorded(self, recording: StepRecording, batch: TokenBatch) -> Iterator[None]:
+        """Record the states of the forward of `batch` inside the block, detached: [T, W], the outputs of the
+        recording's layers (from 0) before the final state. Raises ValueError for layers of a network that cannot record
+        them."""
+        if recording.layers and not isinstance(self.network, Transformer):
             raise ValueError("outputs of layers are recorded by model.implementation=native only")
-        self._tell, self._recorded = tell, layers
+        self._recording = recording, batch
         try:
             yield
         finally:
-            self._tell, self._recorded = None, ()
+            self._recording = None
 
     def forward(
         self, tokens: Tensor, context: PackedContext, rows: Tensor, targets: Tensor, temperature: float
@@ -207,14 +209,15 @@ class LogProbModel(nn.Module):
 
     def _states(self, tokens: Tensor, context: PackedContext) -> Tensor:
         """Return the hidden states, [T, H]."""
-        if self._recorded:
+        recording, batch = self._recording or (None, None)
+        if recording is not None and recording.layers:
             assert isinstance(self.network, Transformer)
-            computed = self.network(tokens, context, self._recorded)
+            computed = self.network(tokens, context, recording.layers)
             states = final_states(self.network, computed)
         else:
             computed = states = self.network(tokens, context)
-        if self._tell is not None:
-            self._tell(computed.detach())
+        if recording is not None and batch is not None:
+            recording.take(computed.detach(), batch)
         return states
 
 

@@ -426,7 +426,7 @@ class Trainer:
         recording: StepRecording | None = None,
     ) -> tuple[Tensor, ...]:
         if recording is not None:
-            with module.telling(lambda states: recording.take(states, batch), recording.layers):
+            with module.recorded(recording, batch):
                 return self._forward(module, batch, temperature)
         outputs: tuple[Tensor, ...] = module(batch.tokens, batch.context, batch.rows, batch.targets, temperature)
         return outputs
