@@ -164,7 +164,7 @@ class Machine:
                 self.sessions.move(worker, State.IDLE, _why_idle(event), now_s)
             case Edge.REMOVE:
                 self.roster.drained_workers.discard(worker.name)  # a later worker of this name is a different one
-                self.sessions.remove(worker, "said goodbye", now_s)
+                self.sessions.remove(worker, "said goodbye")
             case Edge.IGNORE:
                 self.ignored += not isinstance(event, Heartbeat | Busy)
         self._note(event, worker)
@@ -201,7 +201,7 @@ class Machine:
         worker = known
         if worker is not None and (worker.incarnation, worker.group, worker.node) != _process(event):
             self._haunt(worker, worker.heard_s + self.options.lease_s)
-            self.sessions.remove(worker, "started again", now_s)
+            self.sessions.remove(worker, "started again")
             worker = None
         if worker is None:
             worker = Worker(
@@ -225,7 +225,7 @@ class Machine:
         if event.state is not State.TRAINING:
             self.sessions.move(worker, event.state, "registered again", now_s)
         elif worker.session == event.session:
-            self.sessions.remind(worker, now_s)
+            self.sessions.remind(worker)
         else:
             self.sessions.adopt(worker, event, now_s, unwelcome=self._unwelcome(worker))
 
@@ -301,9 +301,9 @@ class Machine:
             if worker.answer_by_s is not None and now_s >= worker.answer_by_s:
                 what = "start" if worker.phase is Phase.STARTING else "stop"
                 self._haunt(worker, now_s + self.options.lease_s)
-                self._lose(worker, f"did not {what} training in time", now_s)
+                self._lose(worker, f"did not {what} training in time")
             elif now_s >= lease_ends_s:
-                self._lose(worker, f"silent for {self.options.lease_s:g} s", now_s)
+                self._lose(worker, f"silent for {self.options.lease_s:g} s")
             else:
                 self._due(lease_ends_s)
                 if worker.answer_by_s is not None:
@@ -319,7 +319,7 @@ class Machine:
             if now_s < self._settles_at_s:
                 self._due(self._settles_at_s)
             else:
-                self.sessions.open(now_s)
+                self.sessions.open()
                 if not self.rolling:
                     self.sessions.stop_all("no rollout is under way", now_s)
         self.sessions.touch()  # a rest or a ghost's lease may have ended
@@ -327,9 +327,9 @@ class Machine:
     def _due(self, at_s: float) -> None:
         self._check_at_s = min(self._check_at_s, at_s)
 
-    def _lose(self, worker: Worker, reason: str, now_s: float) -> None:
+    def _lose(self, worker: Worker, reason: str) -> None:
         self._out.append(Lost(worker.name, worker.incarnation, reason))
-        self.sessions.remove(worker, reason, now_s)
+        self.sessions.remove(worker, reason)
 
     def _haunt(self, worker: Worker, until_s: float) -> None:
         if worker.state is State.TRAINING:

@@ -113,7 +113,7 @@ class Sessions:
         self._roster.set_phase(worker, Phase.RUNNING)
         worker.session, worker.answer_by_s = event.session, None
         self._set(worker, State.TRAINING, "registered again", now_s)
-        self._go_on(before, now_s)
+        self._go_on(before)
         session = self._roster.sessions.get(worker.group)
         if session is not None and session.number != event.session:
             unwelcome = unwelcome or "its group trains in another session"
@@ -132,7 +132,7 @@ class Sessions:
         if not self.closed:
             self._renew(session)
 
-    def remind(self, worker: Worker, now_s: float) -> None:
+    def remind(self, worker: Worker) -> None:
         """Repeat the worker's command; deadlines are unchanged."""
         session = self._roster.session_of(worker)
         if session is not None:
@@ -141,7 +141,7 @@ class Sessions:
         else:
             self._tell_to_stop(worker, "an earlier Stop has had no answer")
 
-    def open(self, now_s: float) -> None:
+    def open(self) -> None:
         """Start to decide: all workers that train have registered, or have stopped by themselves."""
         self.closed = False
         for session in list(self._roster.sessions.values()):
@@ -157,7 +157,7 @@ class Sessions:
         worker.answer_by_s = now_s + self._options.stop_deadline_s
         self.due_s = min(self.due_s, worker.answer_by_s)
         self._tell_to_stop(worker, reason)
-        self._go_on(session, now_s)
+        self._go_on(session)
 
     def stop_all(self, reason: str, now_s: float) -> None:
         sessions = list(self._roster.sessions.values())
@@ -174,15 +174,15 @@ class Sessions:
         self._roster.set_phase(worker, None)
         worker.session = worker.answer_by_s = None
         self._set(worker, state, reason, now_s)
-        self._go_on(session, now_s)
+        self._go_on(session)
 
-    def remove(self, worker: Worker, reason: str, now_s: float) -> None:
+    def remove(self, worker: Worker, reason: str) -> None:
         """Remove a worker that has left or is lost."""
         session = self._detach(worker)
         self._roster.remove(worker)
         self._out.append(Changed(worker.name, worker.state, "", reason))
         self.touch(worker.group)
-        self._go_on(session, now_s)
+        self._go_on(session)
 
     def _detach(self, worker: Worker) -> Session | None:
         """Remove the worker from its session; `_go_on` then informs the other members."""
@@ -193,7 +193,7 @@ class Sessions:
             del session.members[worker.name]
         return session
 
-    def _go_on(self, session: Session | None, now_s: float) -> None:
+    def _go_on(self, session: Session | None) -> None:
         if session is None:
             return
         if not session.members:
