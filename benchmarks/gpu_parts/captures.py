@@ -4,6 +4,7 @@ import time
 
 import torch
 
+from actors.engine.batch.telemetry import EngineStepRecord
 from actors.engine.native.engine import NativeEngine
 from benchmarks.gpu_parts.requests import waves
 from benchmarks.gpu_parts.session import Session, part
@@ -22,7 +23,7 @@ def run(session: Session) -> None:
         most, tokens = (4, 1024) if session.rehearse else (64, 65_536)
         policy = AdaptivePolicy(_ARMS, max_running=min(32, most), exploration=0.01)
         options = EngineOptions(max_running=most, kv_tokens=tokens, max_model_tokens=512)
-        records: list[object] = []
+        records: list[EngineStepRecord] = []
         session.synchronize()
         free_bytes, start_s = _free(session), time.perf_counter()
         from benchmarks.tools.contenders import WrongDrafter

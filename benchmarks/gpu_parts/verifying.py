@@ -75,6 +75,7 @@ def _verification(session: Session, size: str, model: Transformer, net: Network)
 def _drafting(session: Session, size: str, model: Transformer, net: Network, plain: dict[int, float]) -> None:
     """Measure EAGLE with fresh weights, through the engine: milliseconds of a draft, and of a whole step,
     by strategy."""
+    from actors.engine.batch.telemetry import EngineStepRecord
     from actors.engine.native.engine import NativeEngine
     from benchmarks.gpu_parts.requests import waves
     from config.rollout import EngineOptions
@@ -91,7 +92,7 @@ def _drafting(session: Session, size: str, model: Transformer, net: Network, pla
             options = EngineOptions(max_running=batch, kv_tokens=batch * 512, max_model_tokens=256)
             eagle = EagleOptions(path="random", min_probability=0.0)
             drafters = build_drafters(SpeculationOptions(eagle=eagle, strategies=(text,)), model, options)
-            records: list[object] = []
+            records: list[EngineStepRecord] = []
             engine = NativeEngine(model, options, drafters=drafters, policy=FixedPolicy(strategy, batch), steps=records)
             steps = waves(engine, records, batch, session.rehearse)
             draft_ms = float(np.median([step.draft_s for step in steps])) * 1e3
