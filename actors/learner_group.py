@@ -91,12 +91,12 @@ class LearnerGroup:
         seed: int = 0,
         quantization: Quantization = "none",
         adapters_only: bool = False,
-        actor_options: Callable[[int], Mapping[str, Any]] | None = None,
+        actor_options: Sequence[Mapping[str, Any]] = (),
         start_timeout_s: float = 600.0,
         context: Context | None = None,
         pace: Pace | None = None,
     ) -> None:
-        """`actor_options(rank)`: Ray actor options of a rank (placement group, num_cpus, num_gpus, resources).
+        """`actor_options`: by rank, Ray's (placement group, num_cpus, num_gpus, resources); default: one CPU each.
         `context`: by default a learner's without a driver, as for a warm start. Its loop receives RanksAwaited about
         every second until all ranks are up; an exception of the reaction ends the start. `pace`: for experiments.
 
@@ -130,7 +130,7 @@ class LearnerGroup:
         try:
             for index in range(size):
                 name = f"learner-{index}"
-                options = {"num_cpus": 1, **(actor_options(index) if actor_options else {}), "name": unique_name(name)}
+                options = {"num_cpus": 1, **(actor_options[index] if actor_options else {}), "name": unique_name(name)}
                 self._ranks.append(remote.options(**options).remote(spec, index, size, self._context.log(name)))
             deadline_s = time.monotonic() + start_timeout_s
             self._places = self._call("start", deadline_s - time.monotonic(), "place")

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import ray
@@ -27,7 +28,7 @@ from ray.util.placement_group import (
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from actors.context import Context
-from actors.group_engine import GroupEngine
+from actors.group_engine import spawn_on_group
 from actors.placement_plan import Bundle, BundleGroup, PlacementError, Plan, Slot, plan
 from config.tree import Config
 
@@ -76,9 +77,9 @@ class Placement:
             self._said = None
             self._in_vain.clear()
 
-    def learner_options(self, rank: int) -> dict[str, Any]:
-        slot = self.plan.learners[rank]
-        return _options(self._groups[slot.group], slot)
+    def learner_options(self) -> list[dict[str, Any]]:
+        """Return the options of the learner's ranks."""
+        return [_options(self._groups[slot.group], slot) for slot in self.plan.learners]
 
     def missing_learner(self) -> str:
         """Return the missing resources for a learner rank's place that was lost with its node; "": all places exist."""
@@ -242,7 +243,7 @@ class Placement:
         """Return the engine factory of a rollout worker, for an engine on all GPUs of a worker."""
         further, _ = self.plan.further
         single = further.strategy != "STRICT_PACK" or len(further.bundles) == 1
-        return spawn if single else GroupEngine(spawn, self._timeout_s)
+        return spawn if single else partial(spawn_on_group, spawn, self._timeout_s)
 
     def release(self) -> None:
         """Release all reservations; Ray kills actors that still run in them."""

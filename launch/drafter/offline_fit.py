@@ -85,7 +85,7 @@ def _fit(
     observer.event("drafter_fit", f"fitting the drafter to {given.samples} rollouts per prompt of {given.target}")
     try:
         with place(config, avoid) as placement:
-            said: Any = ray.remote(fit_drafter).options(**placement.learner_options(0), max_retries=0).remote(given)
+            said: Any = ray.remote(fit_drafter).options(**placement.learner_options()[0], max_retries=0).remote(given)
             try:
                 while True:
                     ready, _ = ray.wait([said], timeout=_POLL_S)

@@ -36,7 +36,7 @@ class LearnerStarter:
             seed=config.run.seed,
             quantization=config.rollout.quantization,
             adapters_only=capabilities_of(config).adapters,
-            actor_options=self.placement.learner_options,
+            actor_options=self.placement.learner_options(),
             start_timeout_s=config.cluster.start_timeout_s,
             context=self.context,
             pace=self.context.pace,

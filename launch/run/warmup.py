@@ -58,7 +58,7 @@ def learner_group(config: Config, init: Init, avoid: Mapping[str, str] | None = 
             temperature=1.0,
             init=init,
             seed=config.run.seed,
-            actor_options=placement.learner_options,
+            actor_options=placement.learner_options(),
             start_timeout_s=config.cluster.start_timeout_s,
         ) as learner,
     ):

@@ -120,7 +120,7 @@ def test_embedded_places_actors_and_gives_all_back() -> None:
     free = ray.available_resources()["CPU"]
     config = placing(cpus_per_worker=free, cpus_per_learner=free)  # three times what there is
     with place(config) as placement:
-        options = [placement.worker_options("a"), placement.worker_options("b"), placement.learner_options(0)]
+        options = [placement.worker_options("a"), placement.worker_options("b"), placement.learner_options()[0]]
         actors: list[Any] = [ray.remote(Where).options(**o).remote() for o in options]
         pids = ray.get([a.pid.remote() for a in actors], timeout=60)
         assert len({*pids, os.getpid()}) == 4
@@ -136,7 +136,7 @@ def test_colocated_actors_share_their_gpus() -> None:
     config = placing(ranks=4, layout="colocated", gpus_per_worker=2)
     with place(config) as placement:
         learners: list[Any] = [
-            ray.remote(Where).options(**placement.learner_options(rank)).remote() for rank in range(4)
+            ray.remote(Where).options(**placement.learner_options()[rank]).remote() for rank in range(4)
         ]
         gpus = [gpu for ids in ray.get([a.gpus.remote() for a in learners], timeout=60) for gpu in ids]
         assert sorted(gpus) == [0, 1, 2, 3]  # one each

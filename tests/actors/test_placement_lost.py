@@ -62,7 +62,7 @@ def test_ranks_that_start_again_keep_off_refused_nodes(nodes: list[str], monkeyp
     place.learners_off(["bad"])
     assert groups.removed == ["learners"]
     assert not place.learners_are_off(["bad"]), "it is not reserved yet"
-    assert place.learner_options(0)["scheduling_strategy"].placement_group == "off ['bad'] 2"
+    assert place.learner_options()[0]["scheduling_strategy"].placement_group == "off ['bad'] 2"
     groups.where["off ['bad'] 2"] = ["a", "c"]
     assert place.learners_are_off(["bad"])
     assert not place.learners_are_off(["c"])
@@ -80,7 +80,7 @@ def test_a_worker_that_shares_the_ranks_node_moves_with_them(monkeypatch: pytest
     place.learners_off(["bad"])
     assert groups.removed == ["first"]
     made = "off ['bad'] 2"
-    options = [place.learner_options(0), place.learner_options(1), place.worker_options("rollout-0")]
+    options = [place.learner_options()[0], place.learner_options()[1], place.worker_options("rollout-0")]
     assert [o["scheduling_strategy"].placement_group for o in options] == [made, "second", made]
     place.let_go("rollout-0")
     groups.where[made] = ["c"]
@@ -98,7 +98,7 @@ def test_ranks_move_out_of_a_group_whose_workers_are_on_other_nodes(
     place = Placement(wanted, cast(Any, ["all"]), 1.0)
     place.learners_off(["bad"])
     assert groups.removed == [], "workers stay where they are"
-    options = place.learner_options(0)
+    options = place.learner_options()[0]
     strategy = options["scheduling_strategy"]
     assert strategy.placement_group == ("off ['bad'] 1" if moves else "all")
     assert (strategy.placement_group_bundle_index, options["num_cpus"]) == (0, 1.0)

@@ -7,7 +7,7 @@ import pytest
 
 from actors.engine import process
 from actors.engine.process import spawn_engine
-from actors.group_engine import GroupEngine
+from actors.group_engine import spawn_on_group
 from config.model import ModelOptions
 from config.rollout import EngineOptions
 
@@ -43,5 +43,5 @@ def test_an_engine_on_several_gpus_waits_as_long(monkeypatch: pytest.MonkeyPatch
     spawn = partial(spawn_engine, ModelOptions(path="m"), EngineOptions(), start_timeout_s=777.0)
     monkeypatch.setattr("actors.group_engine.get_current_placement_group", lambda: None)
     with pytest.raises(WaitsError):
-        GroupEngine(spawn, 1.0)()
+        spawn_on_group(spawn, 1.0)
     assert waited == [777.0]
