@@ -8,7 +8,7 @@ failure here never fails the run, since drafts only save time.
 import json
 import logging
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -93,7 +93,7 @@ class DrafterTraining:
         """Return how worker `name`, which is about to start, trains."""
         options = self._config.drafter
         self._workers.add(name)
-        self._actors.follow()
+        self._actors.buffers.follow()
         if name not in self._actors.workers:
             self._joined.add(name)
             self._admit()
@@ -122,7 +122,7 @@ class DrafterTraining:
         options = self._config.drafter
         if options.recording.source == "learner":
             learner.record_into(
-                self._buffers,
+                self._actors.buffers,
                 max_bytes=options.recording.max_bytes_per_step,
                 eagle3=options.algorithm == "eagle3",
                 layers=options.layers or _recorded_layers(self._config),
@@ -131,10 +131,7 @@ class DrafterTraining:
 
     def buffer_of(self, node_id: str) -> Any:
         """Return the data buffer of a node where a worker has come up."""
-        return self._actors.buffer_of(node_id)
-
-    def _buffers(self, nodes: Collection[str]) -> Mapping[str, Any]:
-        return {node_id: self._actors.buffer_of(node_id) for node_id in nodes}
+        return self._actors.buffers.of(node_id)
 
     # Around a rollout.
 
@@ -414,7 +411,7 @@ def drafter_training(
         actors = stack.enter_context(drafter_actors(config, run_dir, avoid))
         driver = DriverClient(actors.endpoint, time.time_ns(), config.coordinator, keys=actors.keys.driver)
         stack.callback(driver.close)
-        watch = DrafterWatch(actors.coordinator, actors.buffers, observer)
+        watch = DrafterWatch(actors.coordinator, actors.buffers.by_node, observer)
         stack.callback(watch.look)  # what was lost at the end is said too
         observer.event("coordinator", f"{actors.endpoint}; show it with: paceline status {run_dir}")
         yield DrafterTraining(config, observer, run_dir, model, actors, driver, watch, pace)

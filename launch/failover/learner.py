@@ -7,7 +7,7 @@ itself raises (bad input, a loss that is not finite, too little device memory) w
 """
 
 import shutil
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
@@ -27,6 +27,7 @@ from contracts.training import StepResult, TrainSequence
 from launch.context import RunContext
 from launch.failover.kept import KeptSteps
 from launch.failover.starter import LearnerStarter
+from launch.node_buffers import NodeBuffers
 from models.durable import faults
 from models.manifest import WeightsManifest
 
@@ -169,12 +170,12 @@ class FailoverLearner:
 
     # What a run calls on the group.
 
-    def record_into(self, buffers: Callable[[Collection[str]], Mapping[str, Any]], **options: Any) -> None:
-        """See LearnerGroup. `buffers(nodes)`: buffers of these node ids, by node; a new group may have other nodes.
-        Repeated updates record nothing, since they were recorded the first time."""
+    def record_into(self, buffers: NodeBuffers, **options: Any) -> None:
+        """See LearnerGroup. `buffers`: of all nodes, since a new group may have others. Repeated updates record
+        nothing, since they were recorded the first time."""
 
         def record(group: LearnerGroup) -> None:
-            group.record_into(buffers({place.node_id for place in group.places}), **options)
+            group.record_into({place.node_id: buffers.of(place.node_id) for place in group.places}, **options)
 
         self.call(record)
         self._recording = record

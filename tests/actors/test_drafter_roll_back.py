@@ -47,11 +47,12 @@ class Run:
         self.versions: list[int] = []
         self.payloads: dict[int, bytes] = {}
         self._tasks: list[asyncio.Task[Any]] = []
+        buffers: Any = SimpleNamespace(follow=lambda: None)
         actors = DrafterActors(
             coordinator="coordinator",
             workers=("rollout-0", "rollout-1"),
             endpoint="tcp://127.0.0.1:1",
-            buffers={"n0": "buffer"},
+            buffers=buffers,
             keys=NO_KEYS,
         )
         watch: Any = SimpleNamespace(look=dict)

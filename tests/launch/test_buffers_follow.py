@@ -1,14 +1,32 @@
 """Where the coordinator is, and data buffers that follow the nodes, without Ray."""
 
-from typing import Any
+from pathlib import Path
+from types import SimpleNamespace
 
-from launch.drafter.actors import Follow, home
+import pytest
+
+from config.drafter import DrafterOptions
+from launch import node_buffers
+from launch.drafter.actors import home
+from launch.node_buffers import NodeBuffers
 
 
-def test_every_node_has_a_buffer_and_ray_is_asked_once_a_second() -> None:
+class Buffers(NodeBuffers):
+    """Buffers that are words."""
+
+    def _start(self, node_id: str) -> str:
+        return f"buffer of {node_id}"
+
+    def _end(self, buffer: str) -> None:
+        self.ended.append(buffer)
+
+    def __init__(self) -> None:
+        super().__init__(DrafterOptions(), Path(), ["refused"])
+        self.ended: list[str] = []
+
+
+def test_every_node_has_a_buffer_and_ray_is_asked_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s, asked, alive = [0.0], list[float](), [{"a", "b", "refused"}]
-    buffers: dict[str, Any] = {}
-    ended: list[str] = []
 
     def nodes() -> set[str]:
         asked.append(now_s[0])
@@ -16,25 +34,26 @@ def test_every_node_has_a_buffer_and_ray_is_asked_once_a_second() -> None:
             raise RuntimeError("no head")
         return alive[0]
 
-    follow = Follow(
-        buffers, lambda node: f"buffer of {node}", ended.append, ["refused"], nodes=nodes, clock=lambda: now_s[0]
-    )
+    monkeypatch.setattr(node_buffers, "live_nodes", nodes)
+    monkeypatch.setattr(node_buffers, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    made = Buffers()
+    buffers, ended = made.by_node, made.ended
     for _ in range(1024):  # workers that start
-        follow()
+        made.follow()
     assert (list(buffers), asked) == (["a", "b"], [0.0])
     now_s[0] = 2.0
     alive[0] = set()  # the head restarts
-    follow()
+    made.follow()
     assert list(buffers) == ["a", "b"]
     now_s[0] = 4.0
     alive[0] = {"b", "c"}
-    follow()
+    made.follow()
     assert (list(buffers), ended) == (["b", "c"], ["buffer of a"])
-    assert follow.buffer_of("d") == "buffer of d", "a worker is there, whatever Ray listed a moment ago"
-    assert follow.buffer_of("b") == buffers["b"]
+    assert made.of("d") == "buffer of d", "a worker is there, whatever Ray listed a moment ago"
+    assert made.of("b") == buffers["b"]
     now_s[0] = 6.0
     alive[0] = {"b", "c", "d"}
-    follow()
+    made.follow()
     assert sorted(buffers) == ["b", "c", "d"]
 
 

@@ -2,6 +2,7 @@
 its weights are all that it was given, so whatever is left out, done twice or in another order shows."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -42,7 +43,8 @@ def test_updates_that_are_repeated_record_nothing(tmp_path: Path) -> None:
     world, recorded = World(), dict[str, list[int]]()
     with made(world, tmp_path, []) as learner:
         learner.begin(None, 9)
-        learner.record_into(lambda nodes: {node: recorded.setdefault(node, []) for node in nodes})
+        buffers: Any = SimpleNamespace(of=lambda node: recorded.setdefault(node, []))
+        learner.record_into(buffers)
         for step in (1, 2):
             learner.train_step(sequences(step), step)
         world.losses, world.node = {len(world.calls): False}, "another"

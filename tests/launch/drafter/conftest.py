@@ -102,12 +102,12 @@ def make(tmp_path: Path, driver: Driver) -> Iterator[Make]:
         def make_one(drafter: dict[str, Any] | None = None, **sections: Any) -> DrafterTraining:
             settings = settings_of(tmp_path / "run", drafter or {}, **sections)
             observer = stack.enter_context(Observer(tmp_path / "run", settings))
+            buffers: Any = SimpleNamespace(by_node=BUFFERS, of=BUFFERS.get, follow=lambda: None)
             actors = DrafterActors(
                 coordinator="coordinator",
                 workers=("rollout-0", "rollout-1"),
                 endpoint="tcp://127.0.0.1:1",
-                buffers=BUFFERS,
-                buffer_of=BUFFERS.get,
+                buffers=buffers,
                 keys=NO_KEYS,
             )
             model = ModelOptions(path="model")

@@ -215,8 +215,8 @@ def test_the_learner_records__only_where_it_is_asked_to(make: Make, source: str)
     recording = {"source": source, "max_bytes_per_step": 1 << 20}
     make({"algorithm": "eagle3", "layers": (0, 1, 2), "seed": 5, "recording": recording}).record_from(learner)
     options = {"max_bytes": 1 << 20, "eagle3": True, "layers": (0, 1, 2), "seed": 5}
-    found = [(kwargs, args[0](["n0"])) for args, kwargs in asked]
-    assert found == ([(options, {"n0": BUFFERS["n0"]})] if source == "learner" else [])
+    found = [(kwargs, args[0].of("n0")) for args, kwargs in asked]
+    assert found == ([(options, BUFFERS["n0"])] if source == "learner" else [])
 
 
 @pytest.mark.ray
@@ -232,7 +232,7 @@ def test_its_actors_live_as_long_as_the_job(tmp_path: Path) -> None:
     ):
         assert training is not None
         training.plan("rollout-0", EngineOptions())
-        buffers = dict(training._actors.buffers)
+        buffers = dict(training._actors.buffers.by_node)
         assert buffers == {node["NodeID"]: training.buffer_of(node["NodeID"]) for node in ray.nodes()}
         assert training.take(1, None).metrics()["drafter/buffer_sequences"] == 0
     assert kinds(tmp_path) == ["started", "coordinator"]  # its end is no loss
