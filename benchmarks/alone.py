@@ -6,27 +6,31 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
+
+import ray
 
 from actors.context import Context, no_log
+from actors.identity import unique_name
 from actors.loop import EventLoop, Look
 from actors.observer import RunObserver
 from actors.reward_pool import GradesArrived, RewardPool
 from actors.reward_worker import SupportsGrade
+from actors.rollout_worker import EngineFactory, RolloutWorker
+from actors.spot_host import SpotPlan
 from config.rewards import RewardOptions
 from config.rollout import RolloutOptions
-from contracts.rollout import Request, Rollout
+from contracts.rollout import EngineWindow, PassEvent, Request, Rollout
 from launch.dispatch import (
     DispatchStats,
-    DrafterNews,
-    DrafterPublished,
     RolloutDispatcher,
     RolloutEnded,
+    Weights,
     WeightsGone,
     WorkerArrived,
     WorkerChanged,
-    WorkerMeasured,
-    WorkerSampled,
+    WorkerNews,
+    WorkerStarts,
     WorkerUp,
 )
 
@@ -46,6 +50,30 @@ class Told(RunObserver):
 
     def worked(self, actor: str, kind: str, start_s: float, end_s: float) -> None:
         self.on_span(actor, kind, start_s, end_s)
+
+
+@dataclass
+class Starts:
+    """Workers that `spawn` makes, as WorkerStarts."""
+
+    spawn: Callable[[str], Any]
+    placed: Callable[[str], bool] = lambda name: True
+
+
+def spawner(
+    factory: Callable[[str], EngineFactory],
+    options: Callable[[str], dict[str, Any]] = lambda name: {},
+    spot: Callable[[str], SpotPlan | None] = lambda name: None,
+    log: Callable[[str], str | None] = no_log,
+) -> Callable[[str], Any]:
+    """Return what makes worker `name`, an actor. `factory(name)`: of its engine; `options(name)`: Ray's; `spot(name)`:
+    how it trains the drafter; `log(name)`: its log file."""
+
+    def spawn(name: str) -> Any:
+        worker = ray.remote(RolloutWorker).options(**{"num_cpus": 0, **options(name), "name": unique_name(name)})
+        return worker.remote(name, factory(name), spot(name), log(name))
+
+    return spawn
 
 
 class DispatcherAlone(RolloutDispatcher):
@@ -70,7 +98,8 @@ class DispatcherAlone(RolloutDispatcher):
         wall: Callable[[], float] = time.time,
     ) -> None:
         context = Context(loop=EventLoop(clock), observer=Told(on_event, on_span), wall=wall)
-        super().__init__(spawn, options, context, start_timeout_s=start_timeout_s, placed=placed, refused=refused)
+        starts = cast(WorkerStarts, Starts(spawn, placed))
+        super().__init__(starts, options, context, start_timeout_s=start_timeout_s, refused=refused)
         self._on_event, self._on_window, self._on_passes = on_event, on_window, on_passes
         self._on_spot, self._on_weights, self._on_weights_gone = on_spot, on_weights, on_weights_gone
         self._on_finished: Callable[[Rollout], object] = nothing
@@ -110,14 +139,14 @@ class DispatcherAlone(RolloutDispatcher):
                 self._on_finished(rollout)
             case WorkerChanged(kind, worker, message):
                 self._on_event(kind, f"{worker}: {message}")
-            case WorkerSampled(worker, window):
+            case WorkerNews(worker, EngineWindow() as window):
                 self._on_window(worker, window)
-            case WorkerMeasured(worker, passed):
+            case WorkerNews(worker, PassEvent() as passed):
                 self._on_passes(worker, passed)
-            case DrafterNews(worker, news):
-                self._on_spot(worker, news)
-            case DrafterPublished(worker, weights):
+            case WorkerNews(worker, Weights() as weights):
                 self._on_weights(worker, weights)
+            case WorkerNews(worker, news):
+                self._on_spot(worker, news)
             case WorkerUp(seat):
                 if (buffer := self.buffer_of(seat.node_id)) is not None:
                     self.drafters.use_buffer(seat, buffer)

@@ -19,7 +19,7 @@ from typing import Annotated, Any
 import ray
 
 from actors.engine.process import spawn_engine
-from benchmarks.alone import DispatcherAlone
+from benchmarks.alone import DispatcherAlone, spawner
 from benchmarks.harness import RESULTS, command, quantiles_ms, write
 from benchmarks.tools.targets import fresh_model, random_prompts, requests_of
 from config.model import ModelOptions
@@ -27,7 +27,6 @@ from config.rollout import EngineOptions, RolloutOptions, WorkerCount
 from contracts.engine import Abort, Submit
 from contracts.rollout import Rollout
 from launch.cluster.session import ray_session
-from launch.dispatch import spawner
 from models.checkpoint import save_model
 
 TARGET_P99_MS = 20.0

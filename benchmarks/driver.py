@@ -34,10 +34,11 @@ from actors.data import Prompt
 from actors.loop import Look
 from actors.reward_pool import RewardPool
 from actors.rewards import Grade, GradeItem
+from benchmarks.alone import Starts, spawner
 from benchmarks.driver_fakes import MIXES, OWN, SLOTS, TOKENS, Fleet, Mix, Replay, Worker
 from benchmarks.harness import RESULTS, command, load, write
 from contracts.handoff import Offer, Sent
-from contracts.rollout import SamplingParams
+from contracts.rollout import EngineWindow, SamplingParams
 from examples.guess_and_check.make_data import build_tokenizer
 from launch.batch import Batch, Pick
 from launch.cluster.session import ray_session
@@ -50,8 +51,7 @@ from launch.dispatch import (
     Weights,
     WorkerArrived,
     WorkerChanged,
-    WorkerSampled,
-    spawner,
+    WorkerNews,
     worker_name,
 )
 from launch.fleet import Autoscaler
@@ -149,7 +149,7 @@ class Driver:
             case RolloutEnded(rollout):
                 if self.collector is not None:
                     self.collector.ended(rollout)
-            case WorkerSampled(worker, window):
+            case WorkerNews(worker, EngineWindow() as window):
                 show_window(self.context.observer, worker, window, strategies=False)
             case WorkerChanged(kind, worker, message):
                 self.context.observer.event(kind, f"{worker}: {message}")
@@ -209,7 +209,9 @@ def fakes(workers: int, mix: Mix, seen: Observer) -> Iterator[Driver]:
     fleet = Fleet(mix)
     fleet.instead_of_ray()
     context = context_of(seen, config_of(workers))
-    yield Driver(context, RolloutDispatcher(lambda name: cast(Any, Worker(fleet)), context.config.rollout, context))
+    yield Driver(
+        context, RolloutDispatcher(cast(Any, Starts(lambda name: Worker(fleet))), context.config.rollout, context)
+    )
 
 
 def by_open(requests: int, rollouts: int, folder: Path, profile: cProfile.Profile | None = None) -> dict[str, float]:
@@ -256,7 +258,7 @@ def by_workers(
 
     weights = Weights(WeightsManifest(1, 0, (), 0), cast(Any, None))
     with observer(folder) as seen, fakes(workers, MIXES[mix], seen) as driver:
-        nobody, places = Autoscaler(cast(Any, None), is_scaled=lambda: False), cast(Any, Places(workers))
+        nobody, places = Autoscaler(cast(Any, None), there=False), cast(Any, Places(workers))
         learner: Any = SimpleNamespace(busy=False)
         sending: Any = Sending()
         dispatcher = driver.dispatcher
@@ -282,7 +284,7 @@ def with_ray(workers: int, mix: str, rollouts: int, folder: Path) -> dict[str, A
     with observer(folder) as seen:
         context = context_of(seen, config_of(workers))
         spawn = spawner(lambda name: partial(Replay, MIXES[mix], PERIOD_S))
-        dispatcher = RolloutDispatcher(spawn, context.config.rollout, context)
+        dispatcher = RolloutDispatcher(cast(Any, Starts(spawn)), context.config.rollout, context)
         driver = Driver(context, dispatcher)
         dispatcher.start()
         process_s = time.process_time()

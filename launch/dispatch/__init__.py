@@ -1,14 +1,6 @@
 """The driver's side of rollout. It owns every request and lends them to workers.
 
-    from functools import partial
-    from actors.engine.process import spawn_engine
-    from launch.dispatch import RolloutDispatcher, spawner
-
-    spawn = spawner(
-        lambda name: partial(spawn_engine, model, engine, seed=seed, name=name),
-        placement.worker_options,     # per name: Ray options (num_cpus, scheduling_strategy, ...)
-    )
-    dispatcher = RolloutDispatcher(spawn, rollout, context, start_timeout_s=timeout_s)
+    dispatcher = RolloutDispatcher(starts, rollout, context, start_timeout_s=timeout_s)    # starts: WorkerStarts
     dispatcher.start()
     for step in range(steps):
         dispatcher.set_weights(manifest, ref)              # PacelineError names the worker
@@ -30,33 +22,34 @@ if TYPE_CHECKING:
     from launch.dispatch.dispatcher import RolloutDispatcher
     from launch.dispatch.events import (
         DispatchEvent,
-        DrafterNews,
-        DrafterPublished,
         RolloutEnded,
         RolloutProgressed,
         WeightsGone,
         WorkerChanged,
-        WorkerMeasured,
-        WorkerSampled,
+        WorkerNews,
         WorkerUp,
     )
     from launch.dispatch.ledger import FailedRequest
-    from launch.dispatch.seat import SeatState, Weights, WorkerArrived, WorkerNow, worker_name
-    from launch.dispatch.spawn import spawner
+    from launch.dispatch.seat import (
+        SeatState,
+        Weights,
+        WorkerArrived,
+        WorkerHandle,
+        WorkerNow,
+        WorkerStarts,
+        worker_name,
+    )
     from launch.dispatch.stats import DispatchStats
 
 # Modules of the names. Imports are lazy, since planner.simulate uses the ledger without Ray.
 _WHERE = {
     "DispatchStats": "stats",
     "DispatchEvent": "events",
-    "DrafterNews": "events",
-    "DrafterPublished": "events",
     "RolloutEnded": "events",
     "RolloutProgressed": "events",
     "WeightsGone": "events",
     "WorkerChanged": "events",
-    "WorkerMeasured": "events",
-    "WorkerSampled": "events",
+    "WorkerNews": "events",
     "WorkerUp": "events",
     "Delta": "seat",
     "Deltas": "seat",
@@ -65,8 +58,9 @@ _WHERE = {
     "SeatState": "seat",
     "Weights": "seat",
     "WorkerArrived": "seat",
+    "WorkerHandle": "seat",
     "WorkerNow": "seat",
-    "spawner": "spawn",
+    "WorkerStarts": "seat",
     "worker_name": "seat",
 }
 
@@ -82,8 +76,6 @@ __all__ = [
     "Deltas",
     "DispatchEvent",
     "DispatchStats",
-    "DrafterNews",
-    "DrafterPublished",
     "FailedRequest",
     "RolloutDispatcher",
     "RolloutEnded",
@@ -93,10 +85,10 @@ __all__ = [
     "WeightsGone",
     "WorkerArrived",
     "WorkerChanged",
-    "WorkerMeasured",
+    "WorkerHandle",
+    "WorkerNews",
     "WorkerNow",
-    "WorkerSampled",
+    "WorkerStarts",
     "WorkerUp",
-    "spawner",
     "worker_name",
 ]

@@ -32,7 +32,7 @@ from contracts.rollout import (
 )
 from contracts.spot import Checkpointed, MicroStep, TrainedWeights, TrainFailed, TrainStopped
 from launch.dispatch.early import EarlySampling
-from launch.dispatch.events import DrafterNews, DrafterPublished, WeightsGone, WorkerMeasured, WorkerSampled
+from launch.dispatch.events import WeightsGone, WorkerNews
 from launch.dispatch.requests import Requests
 from launch.dispatch.seat import (
     FETCH_TIMEOUT_S,
@@ -41,8 +41,8 @@ from launch.dispatch.seat import (
     SeatState,
     Weights,
     WorkerArrived,
-    WorkerHandle,
     WorkerNow,
+    WorkerStarts,
     node_lost,
     reason_of,
     some_are,
@@ -62,19 +62,17 @@ class RolloutDispatcher:
 
     def __init__(
         self,
-        spawn: Callable[[str], WorkerHandle],
+        starts: WorkerStarts,
         options: RolloutOptions,
         context: Context,
         *,
         start_timeout_s: float = 600.0,
-        placed: Callable[[str], bool] = lambda name: True,
         refused: Mapping[str, str] = MappingProxyType({}),
         ahead_meanwhile: bool = False,
         ahead_apart: bool = False,
     ) -> None:
-        """`spawn(name)` makes a worker. `placed(name)`: the worker's place is there; one that waits for it uses up no
-        restart while others are up. `refused`: nodes (ids) where no worker may be now, and why. `ahead_meanwhile`:
-        workers look ahead (`early`) outside of runs too. `ahead_apart`: only those on whose node no worker decodes."""
+        """`refused`: nodes (ids) where no worker may be now, and why. `ahead_meanwhile`: workers look ahead (`early`)
+        outside of runs too. `ahead_apart`: only those on whose node no worker decodes."""
         self._context, self._options, self._ahead_apart = context, options, ahead_apart
         self.early = EarlySampling(meanwhile=ahead_meanwhile)
         self._requests = Requests(
@@ -82,11 +80,7 @@ class RolloutDispatcher:
         )
         self._seats = Seats(options, context, self._requests)
         self._workers = Workers(
-            spawn,
-            self._seats,
-            start_timeout_s=start_timeout_s,
-            placed=placed,
-            refused={} if refused is None else refused,
+            starts, self._seats, start_timeout_s=start_timeout_s, refused={} if refused is None else refused
         )
         self.drafters = self._workers.drafters
 
@@ -252,14 +246,14 @@ class RolloutDispatcher:
 
     def _hear_of_drafters(self) -> None:
         for seat, weights in self.drafters.fetched():
-            self._context.loop.tell(DrafterPublished(seat.name, weights))
+            self._context.loop.tell(WorkerNews(seat.name, weights))
         for seat, loaded in self.drafters.updated():
             if loaded.reason:
                 self._context.observer.event(
                     "drafter_not_updated",
                     f"{seat.name}: version {micro_steps(loaded.version)} of {loaded.name}: {loaded.reason}",
                 )
-            self._context.loop.tell(DrafterNews(seat.name, loaded))
+            self._context.loop.tell(WorkerNews(seat.name, loaded))
 
     def abort(self, request_ids: Iterable[int]) -> None:
         """Stop sampling these requests. Each still ends once with its tokens, as ABORT or as it ended meanwhile: at
@@ -358,9 +352,9 @@ class RolloutDispatcher:
                 if ahead:
                     self.early.tally.spent_s += event.end_s - event.start_s
                 seat.spans.window(event, "early" if ahead else "decode")
-                self._context.loop.tell(WorkerSampled(seat.name, event))
+                self._context.loop.tell(WorkerNews(seat.name, event))
             case PassEvent():
-                self._context.loop.tell(WorkerMeasured(seat.name, event))
+                self._context.loop.tell(WorkerNews(seat.name, event))
             case EngineFailed(reason):
                 self._workers.lose(seat, reason, alive=True)
             case Leaving(reason):
@@ -374,10 +368,10 @@ class RolloutDispatcher:
             case DrafterFailed(name, reason, final):
                 until = "any more" if final else "until it gets new weights"
                 self._context.observer.event("drafter_failed", f"{seat.name}: {name} is not used {until}: {reason}")
-                self._context.loop.tell(DrafterNews(seat.name, event))
+                self._context.loop.tell(WorkerNews(seat.name, event))
             case TrainedWeights(manifest):
                 self.drafters.fetch(seat, manifest.version)
             case MicroStep() | TrainStopped() | Checkpointed() | TrainFailed() | RecordingReport():
-                self._context.loop.tell(DrafterNews(seat.name, event))
+                self._context.loop.tell(WorkerNews(seat.name, event))
             case _:
                 assert_never(event)

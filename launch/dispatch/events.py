@@ -41,29 +41,12 @@ class WorkerUp:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerSampled:
-    worker: str
-    window: EngineWindow
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerMeasured:
-    worker: str
-    passed: PassEvent
-
-
-@dataclass(frozen=True, slots=True)
-class DrafterNews:
-    worker: str
-    event: DrafterEvent
-
-
-@dataclass(frozen=True, slots=True)
-class DrafterPublished:
-    """A trainer has published new weights, which are stored where they outlive any worker."""
+class WorkerNews:
+    """What a worker sampled, measured, or did with its drafter. Weights are a drafter's new ones, which its trainer has
+    published; they are stored where they outlive any worker."""
 
     worker: str
-    weights: Weights
+    news: EngineWindow | PassEvent | DrafterEvent | Weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,15 +59,4 @@ class WeightsGone:
     error: RayError | None = None
 
 
-DispatchEvent = (
-    RolloutEnded
-    | RolloutProgressed
-    | WorkerChanged
-    | WorkerUp
-    | WorkerSampled
-    | WorkerMeasured
-    | DrafterNews
-    | DrafterPublished
-    | WeightsGone
-    | WorkerArrived
-)
+DispatchEvent = RolloutEnded | RolloutProgressed | WorkerChanged | WorkerUp | WorkerNews | WeightsGone | WorkerArrived

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 import ray
 from ray import ObjectRef, ObjectRefGenerator
@@ -45,6 +45,16 @@ STREAM_LISTS = 1000
 def worker_name(index: int) -> str:
     """Return the name of an initial worker in events, logs and the coordinator."""
     return f"rollout-{index}"
+
+
+class WorkerStarts(Protocol):
+    """What makes the dispatcher's workers, by name."""
+
+    def spawn(self, name: str) -> WorkerHandle:
+        """Start the worker's actor. Never waits."""
+
+    def placed(self, name: str) -> bool:
+        """Whether the worker's place is there. A worker that waits for it uses up no restart while others are up."""
 
 
 class SeatState(StrEnum):

@@ -41,12 +41,16 @@ class HandOver:
         self._reasons: dict[str, str] = {}
         self.loaded: dict[Seat, WeightsLoaded] = {}
 
-    def offers(self, send: Callable[[int], WeightsSending]) -> Iterator[tuple[Seat, Offer]]:
+    def offers(self, sending: WeightsSending) -> Iterator[tuple[Seat, Offer]]:
         """Offer the weights to the seats that were up, except those lost or leaving since the learner began."""
-        sending = self._sending = send(len(self._offered))
+        self._sending = sending
         for number, seat in enumerate(self._offered):
             if seat.state is SeatState.READY:
                 yield seat, sending.offer(number)
+
+    @property
+    def receivers(self) -> int:
+        return len(self._offered)
 
     @property
     def waiting(self) -> bool:
@@ -131,7 +135,7 @@ class Loading:
             for seat in handing.others:
                 seat.forget_answer()
                 self._seats.waits_for_weights(seat)  # they load from the store at the end
-            for seat, offer in handing.offers(send):
+            for seat, offer in handing.offers(send(handing.receivers)):
                 self._seats.enter(seat, SeatState.LOADING, self._limit_s)
                 seat.receive(offer)
             self._seats.wait(lambda: not handing.waiting)

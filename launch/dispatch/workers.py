@@ -3,7 +3,7 @@
 Owns restarts and deadlines; `requests` owns what workers sample.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import assert_never
 
 import ray
@@ -13,7 +13,7 @@ from actors.rollout_worker import SupervisorStatus
 from contracts.rollout import WeightsLoaded
 from launch.dispatch.drafters import DrafterMessages
 from launch.dispatch.events import WorkerUp
-from launch.dispatch.seat import Seat, SeatState, WorkerHandle, some_are, worker_name
+from launch.dispatch.seat import Seat, SeatState, WorkerStarts, some_are, worker_name
 from launch.dispatch.seats import Seats
 from launch.dispatch.spans import WorkerSpans
 from launch.dispatch.weights import Loading
@@ -25,19 +25,12 @@ _START_KEY = "cluster.start_timeout_s"
 
 
 class Workers:
-    """Life cycle of all workers. `spawn(name)` makes one; `placed`, `refused`: see RolloutDispatcher."""
+    """Life cycle of all workers. `refused`: see RolloutDispatcher."""
 
     def __init__(
-        self,
-        spawn: Callable[[str], WorkerHandle],
-        seats: Seats,
-        *,
-        start_timeout_s: float,
-        placed: Callable[[str], bool],
-        refused: Mapping[str, str],
+        self, starts: WorkerStarts, seats: Seats, *, start_timeout_s: float, refused: Mapping[str, str]
     ) -> None:
-        self._spawn, self._seats, self._start_timeout_s = spawn, seats, start_timeout_s
-        self._placed, self._refused = placed, refused
+        self._starts, self._seats, self._start_timeout_s, self._refused = starts, seats, start_timeout_s, refused
         self._options, self._context, self._requests = seats.options, seats.context, seats.requests
         self._started = False
         self._look_s = 0.0  # when the deadlines are checked again
@@ -67,7 +60,7 @@ class Workers:
         if known is not None and known.state is not SeatState.DEAD:
             raise ValueError(f"there is a worker {name!r} already: it is {known.state.value}")
         spans = WorkerSpans(name, self._context.observer.worked)
-        seat = Seat(name=name, handle=self._spawn(name), spans=spans, loop=self._context.loop)
+        seat = Seat(name=name, handle=self._starts.spawn(name), spans=spans, loop=self._context.loop)
         self._seats.by_name[name] = seat
         if self._seats.running:
             spans.begin(self._context.wall())
@@ -169,7 +162,7 @@ class Workers:
     def _waits_for_room(self, seat: Seat) -> bool:
         """Whether a late engine only waits for its place in the cluster while other workers keep the run going. Without
         other workers the start must time out, to end the run's wait."""
-        if seat.state is not SeatState.STARTING or not self._started or self._placed(seat.name):
+        if seat.state is not SeatState.STARTING or not self._started or self._starts.placed(seat.name):
             return False
         up = (SeatState.READY, SeatState.LOADING)
         return any(other.state in up and not other.retiring for other in self._seats.by_name.values())
@@ -222,7 +215,7 @@ class Workers:
                 seat.restarts += seat.blamed
             if not alive:
                 seat.kill()
-                seat.handle = self._spawn(seat.name)
+                seat.handle = self._starts.spawn(seat.name)
             self._start(seat)
         self._requests.complete(seat.name, finished)
 

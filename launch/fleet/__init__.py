@@ -1,6 +1,6 @@
 """Rollout workers that join and leave during a run: how many, where, and why.
 
-autoscaler = Autoscaler(placement.plan)           # withdraws the request of a killed run
+autoscaler = Autoscaler(placement.plan, there=scaled())    # withdraws the request of a killed run
 fleet = Fleet(dispatcher, placement, learner, versions, drafter, autoscaler, context)
 fleet.look()                                      # often, whatever the driver waits for
 fleet.drain(node_id, "AWS: spot interruption")    # its workers leave with their tokens, and others take their place

@@ -7,8 +7,6 @@ run is killed, and includes what the cluster already has.
 
 import logging
 from collections import Counter
-from collections.abc import Callable
-from typing import Any
 
 import ray
 from ray.autoscaler.sdk import request_resources
@@ -45,14 +43,9 @@ class Autoscaler:
     """Requests to the autoscaler of one run, elastic or not. Starts with an empty request, to replace that of a killed
     run."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        is_scaled: Callable[[], bool] = scaled,
-        request: Callable[[list[dict[str, float]]], Any] = lambda wanted: request_resources(bundles=wanted),
-    ) -> None:
-        self._plan, self._request = plan, request
-        self.there = is_scaled()
+    def __init__(self, plan: Plan, *, there: bool) -> None:
+        """there: whether something adds nodes (`scaled`); if not, nothing is requested."""
+        self._plan, self.there = plan, there
         self._asked: list[Bundle] | None = None
         self._workers: int | None = None  # last wanted number
         self._ask([])
@@ -76,3 +69,6 @@ class Autoscaler:
             self._asked = list(wanted)
         except Exception as error:  # Ray raises any exception; the run can do without
             _log.warning("the autoscaler was not asked for %d bundles: %s", len(wanted), error)
+
+    def _request(self, wanted: list[dict[str, float]]) -> None:
+        request_resources(bundles=wanted)

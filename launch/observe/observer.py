@@ -258,13 +258,16 @@ class Observer(RunObserver):
             if self._due(worker, final=running == 0):
                 self._gauges.set(values, worker=worker)
 
-    def fleet(self, states: Callable[[], Mapping[str, int]]) -> None:
-        """Set the number of workers by state. `states` is called only when due, at most every GAUGE_PERIOD_S. Gauges
-        only."""
+    def fleet_due(self) -> bool:
+        """Whether `fleet` is due, which it is every GAUGE_PERIOD_S."""
         with self._lock:
-            if self._due("fleet", final=False):
-                for state, count in states().items():
-                    self._gauges.set({"fleet/now": float(count)}, state=state)
+            return self._due("fleet", final=False)
+
+    def fleet(self, counts: Mapping[str, int]) -> None:
+        """Set the number of workers by state. Gauges only."""
+        with self._lock:
+            for state, count in counts.items():
+                self._gauges.set({"fleet/now": float(count)}, state=state)
 
     def _due(self, what: str, *, final: bool) -> bool:
         now_s = self._clock()

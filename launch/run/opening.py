@@ -16,10 +16,10 @@ from actors.data.mixture import make_order
 from actors.engine.capabilities import capabilities_of
 from actors.engine.process import RolloutEngine, spawn_engine
 from actors.environment_worker import EnvironmentPool
+from actors.identity import unique_name
 from actors.placement import Placement, place
 from actors.reward_pool import RewardPool
-from actors.rollout_worker import EngineFactory
-from actors.spot_host import SpotPlan
+from actors.rollout_worker import RolloutWorker
 from config.model import ModelOptions
 from config.rollout import EngineOptions, SamplingOptions
 from config.tree import EvalSetOptions
@@ -33,11 +33,12 @@ from launch.config.lookahead import ahead_meanwhile, lookahead_text, no_lookahea
 from launch.config.memory import adapter_parameters, fitted
 from launch.config.paths import tokenizer_dir
 from launch.context import RunContext
-from launch.dispatch import RolloutDispatcher, spawner
+from launch.dispatch import RolloutDispatcher, WorkerHandle
 from launch.drafter.training import DrafterTraining, drafter_training
 from launch.failover import FailoverLearner, KeptSteps
 from launch.failover.starter import LearnerStarter
 from launch.fleet import Autoscaler, Fleet
+from launch.fleet.autoscaler import scaled
 from launch.fleet.feed import NoticeFeed
 from launch.fleet.notices import Notices
 from launch.interrupt import Interrupt
@@ -104,13 +105,11 @@ def open_job(
         calibrations = stack.enter_context(kept_calibrations(context))
         drafter = stack.enter_context(drafter_training(config, observer, run_dir, model, versions.refused, pace))
         engines = engine_start(config, model, calibrations, pace)
-        workers = WorkerStarts(engines, engine_options(config), placement, drafter)
         dispatcher = RolloutDispatcher(
-            spawner(workers.engine, placement.worker_options, workers.training, context.log),
+            PlacedWorkers(engines, placement, drafter, context),
             config.rollout,
             context,
             start_timeout_s=start_timeout_s,
-            placed=placement.there,
             refused=versions.refused,
             ahead_meanwhile=ahead_meanwhile(config),
             ahead_apart=only_apart(config),
@@ -122,7 +121,7 @@ def open_job(
                 EnvironmentPool(config.environment, context, actor_options=versions.off_unvouched)
             )
             player = EpisodeRunner(config.environment, environments, inputs.template)
-        autoscaler = Autoscaler(placement.plan)
+        autoscaler = Autoscaler(placement.plan, there=scaled())
         fleet = Fleet(dispatcher, placement, learner, versions, drafter, autoscaler, context)
         stack.callback(fleet.close)
         notices = stack.enter_context(listening(context, fleet, learner, rewards, drafter))
@@ -179,20 +178,22 @@ def open_job(
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerStarts:
-    """The arguments of a rollout worker's start, by its name."""
+class PlacedWorkers:
+    """The workers of a run, on its reservation (WorkerStarts)."""
 
     make: Callable[..., RolloutEngine]
-    options: EngineOptions
     placement: Placement
     drafter: DrafterTraining | None
+    context: RunContext
 
-    def engine(self, name: str) -> EngineFactory:
-        return self.placement.engine_factory(partial(self.make, name=name))
+    def spawn(self, name: str) -> WorkerHandle:
+        engine = self.placement.engine_factory(partial(self.make, name=name))
+        training = None if self.drafter is None else self.drafter.plan(name, engine_options(self.context.config))
+        options = {"num_cpus": 0, **self.placement.worker_options(name), "name": unique_name(name)}
+        return ray.remote(RolloutWorker).options(**options).remote(name, engine, training, self.context.log(name))
 
-    def training(self, name: str) -> SpotPlan | None:
-        """Return how it trains the drafter when it is out of work."""
-        return self.drafter.plan(name, self.options) if self.drafter is not None else None
+    def placed(self, name: str) -> bool:
+        return self.placement.there(name)
 
 
 @contextmanager

@@ -10,20 +10,19 @@ from actors.environment_worker import EnvironmentArrived, EnvironmentPool
 from actors.learner_group import RanksAwaited
 from actors.loop import Look
 from actors.reward_pool import GradesArrived, RewardPool
-from contracts.rollout import EngineWindow
+from actors.spot_host import DrafterEvent
+from contracts.rollout import EngineWindow, PassEvent
 from launch.calibrations import CalibrationStore
 from launch.cluster.versions import NodeRefused, NodeVersions, RefusedGone
 from launch.dispatch import (
     DispatchEvent,
-    DrafterNews,
-    DrafterPublished,
     RolloutEnded,
     RolloutProgressed,
+    Weights,
     WeightsGone,
     WorkerArrived,
     WorkerChanged,
-    WorkerMeasured,
-    WorkerSampled,
+    WorkerNews,
     WorkerUp,
 )
 from launch.failover import (
@@ -103,10 +102,8 @@ class Reactions:
                 job.collector.ended(rollout)
             case RolloutProgressed(request_id, tokens):
                 job.collector.progressed(request_id, tokens)
-            case WorkerSampled(worker, window):
-                self._sampled(worker, window)
-            case WorkerMeasured(worker, passed):
-                self._calibrations.heard(worker, passed)
+            case WorkerNews(worker, news):
+                self._news(worker, news)
             case WorkerChanged(kind, worker, message):
                 self._observer.event(kind, f"{worker}: {message}")
                 show_worker(self._observer, kind, worker, message)
@@ -120,13 +117,6 @@ class Reactions:
                     renewed = job.memory.renew()
                 if not renewed:
                     dispatcher.give_up(event)
-            # Events of drafters.
-            case DrafterNews(worker, news):
-                if drafter is not None:
-                    drafter.event(worker, news)
-            case DrafterPublished(worker, weights):
-                if drafter is not None:
-                    drafter.published(worker, weights)
             # Events of the learner.
             case RanksAwaited(waited_s):
                 job.learner.awaited(waited_s)
@@ -177,7 +167,22 @@ class Reactions:
             self._job.notices.look()
         self._fleet.look()
         self._job.memory.look()
-        self._observer.fleet(lambda: self._fleet.state.counts())
+        if self._observer.fleet_due():
+            self._observer.fleet(self._fleet.state.counts())
+
+    def _news(self, worker: str, news: EngineWindow | PassEvent | DrafterEvent | Weights) -> None:
+        drafter = self._job.drafter
+        match news:
+            case EngineWindow():
+                self._sampled(worker, news)
+            case PassEvent():
+                self._calibrations.heard(worker, news)
+            case Weights():
+                if drafter is not None:
+                    drafter.published(worker, news)
+            case _:
+                if drafter is not None:
+                    drafter.event(worker, news)
 
     def _sampled(self, worker: str, window: EngineWindow) -> None:
         self._fleet.window(window)

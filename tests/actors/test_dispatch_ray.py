@@ -21,10 +21,9 @@ from ray import ObjectRefGenerator
 from ray.exceptions import RayError
 
 from actors.rollout_worker import SupervisorStatus
-from benchmarks.alone import DispatcherAlone
+from benchmarks.alone import DispatcherAlone, spawner
 from config.rollout import EngineOptions, RolloutOptions
 from contracts.rollout import FinishReason, Request, Rollout
-from launch.dispatch import spawner
 from launch.dispatch.seat import Seat
 from launch.errors import PacelineError
 from models.checksum import checksum

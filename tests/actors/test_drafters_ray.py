@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.engine.shared_rollouts import pack, unpack
-from benchmarks.alone import DispatcherAlone
+from benchmarks.alone import DispatcherAlone, spawner
 from config.rollout import RolloutOptions
 from contracts.rollout import DrafterLoaded, IntArray, Rollout
-from launch.dispatch import Weights, spawner
+from launch.dispatch import Weights
 from tests.actors.fake_engine import FakeEngine, FakeOptions, make_request, weights
 
 DEADLINE_S = 120.0

@@ -8,12 +8,13 @@ import pytest
 import ray
 
 from actors.placement import place
-from benchmarks.alone import DispatcherAlone
+from benchmarks.alone import DispatcherAlone, spawner
 from config.rollout import EngineOptions, RolloutOptions, WorkerCount
 from contracts.rollout import Rollout
 from launch.cluster.versions import AllVouched
-from launch.dispatch import SeatState, spawner
+from launch.dispatch import SeatState
 from launch.fleet import Autoscaler, Fleet
+from launch.fleet.autoscaler import scaled
 from tests.actors.fake_engine import FakeEngine, FakeOptions
 from tests.actors.test_dispatch_ray import check, requests, weights
 from tests.actors.test_placement import placing
@@ -36,7 +37,7 @@ def test_workers_join_a_rollout_leave_a_drained_node_and_come_back_with_the_same
             spawner(lambda name: partial(FakeEngine, FAKE), placement.worker_options), options, on_event=note
         )
         learner: Any = SimpleNamespace(busy=False)
-        autoscaler = Autoscaler(placement.plan)
+        autoscaler = Autoscaler(placement.plan, there=scaled())
         context = run_context(config_of(COUNT), on_event=note)
         fleet = Fleet(dispatcher, placement, learner, AllVouched(), None, autoscaler, context)
         try:

@@ -16,14 +16,13 @@ import ray
 from actors.engine.process import spawn_engine
 from actors.learner_group import LearnerGroup, WeightsSending
 from actors.training.errors import LearnerLostError
-from benchmarks.alone import DispatcherAlone
+from benchmarks.alone import DispatcherAlone, spawner
 from config.learner import LearnerOptions, OptimizerOptions
 from config.model import ModelOptions
 from config.objective import ObjectiveOptions
 from config.rollout import EngineOptions, RolloutOptions
 from contracts.handoff import Offer, Sent, Way
 from contracts.rollout import Rollout
-from launch.dispatch import spawner
 from models.checkpoint import save_model
 from models.manifest import WeightsManifest
 from tests.actors.statuses import statuses

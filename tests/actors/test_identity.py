@@ -10,10 +10,9 @@ import ray
 
 from actors.identity import unique_name
 from actors.rewards import GradeItem
-from benchmarks.alone import DispatcherAlone, PoolAlone
+from benchmarks.alone import DispatcherAlone, PoolAlone, spawner
 from config.rewards import RewardOptions
 from config.rollout import RolloutOptions
-from launch.dispatch import spawner
 from launch.run_folder import log_file
 from tests.actors.fake_engine import FakeEngine, FakeOptions
 

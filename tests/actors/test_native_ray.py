@@ -12,12 +12,12 @@ import pytest
 import ray
 
 from actors.engine.process import NO_SPECULATION, spawn_engine
-from benchmarks.alone import DispatcherAlone
+from benchmarks.alone import DispatcherAlone, spawner
 from config.model import ModelOptions
 from config.rollout import EngineOptions, RolloutOptions
 from config.speculation import SpeculationOptions
 from contracts.rollout import Request, Rollout
-from launch.dispatch import DispatchStats, spawner
+from launch.dispatch import DispatchStats
 from models.checkpoint import hf_state_dict, load_model, save_model
 from models.weights import pack
 from tests.actors.statuses import statuses

@@ -16,13 +16,13 @@ import ray
 from actors.data_buffer import DataBufferActor
 from actors.rollout_worker import SupervisorStatus
 from actors.spot_host import DrafterEvent, SpotPlan
-from benchmarks.alone import DispatcherAlone
+from benchmarks.alone import DispatcherAlone, spawner
 from config.drafter import BufferOptions
 from config.rollout import RolloutOptions
 from contracts.coordinator import RolloutComplete, RolloutStarted
 from contracts.spot import MicroStep
 from coordinator.transport.server import CoordinatorServer
-from launch.dispatch import Weights, spawner
+from launch.dispatch import Weights
 from launch.drafter.weights import load_weights, save_weights
 from tests.actors.fake_engine import FakeEngine, FakeOptions
 from tests.actors.fake_trainer import Script

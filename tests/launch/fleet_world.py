@@ -76,6 +76,17 @@ def config_of(count: WorkerCount) -> Any:
     )
 
 
+class Asked(Autoscaler):
+    """An autoscaler whose requests are kept in `demands`."""
+
+    def __init__(self, demands: list[Any], *, there: bool = True) -> None:
+        self._demands = demands
+        super().__init__(PLAN, there=there)
+
+    def _request(self, wanted: list[dict[str, float]]) -> None:
+        self._demands.append(wanted)
+
+
 class World:
     """One run's: workers are up `start_s` after they join, and gone at once when they leave."""
 
@@ -109,7 +120,7 @@ class World:
         )
         self._observer: Any = context.observer
         self.rollouts_left = 10
-        autoscaler = Autoscaler(PLAN, is_scaled=lambda: scaled, request=self.demands.append)
+        autoscaler = Asked(self.demands, there=scaled)
         versions: Any = SimpleNamespace(vouched=vouched or (lambda node: True))
         world: Any = self  # dispatcher, learner and training
         self.fleet = Fleet(world, self.cluster, world, versions, world, autoscaler, context)

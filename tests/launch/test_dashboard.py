@@ -61,7 +61,8 @@ def test_the_states_of_the_fleet_are_gauges_asked_for_when_they_are_due(
     with Observer(tmp_path, make_config(), clock=lambda: now_s) as observer:
         monkeypatch.setattr(observer, "_gauges", gauges)
         for _ in range(5):
-            observer.fleet(states)
+            if observer.fleet_due():
+                observer.fleet(states())
             now_s += 0.5
     assert asked == [100.0, 102.0]
     assert gauges.seen[:2] == [({"fleet/now": 3.0}, {"state": "up"}), ({"fleet/now": 1.0}, {"state": "asked"})]

@@ -6,10 +6,9 @@ import pytest
 
 from config.rollout import WorkerCount
 from launch.dispatch import SeatState
-from launch.fleet.autoscaler import Autoscaler
 from launch.fleet.fleet import PATIENCE_S
 from launch.fleet.timings import FleetTimings
-from tests.launch.fleet_world import ELASTIC, PLAN, World
+from tests.launch.fleet_world import ELASTIC, Asked, World
 
 
 def test_the_rest_join_whenever_there_is_room_and_one_event_says_what_is_missing() -> None:
@@ -221,7 +220,7 @@ def test_timings_are_of_what_was_seen() -> None:
 
 def test_the_autoscaler_is_asked_where_there_is_one_and_once() -> None:
     asked: list[Any] = []
-    autoscaler = Autoscaler(PLAN, is_scaled=lambda: True, request=asked.append)
+    autoscaler = Asked(asked)
     for workers in (2, 2, 1, 0):
         autoscaler.want(workers)
     one = [{"CPU": 1.0}, {"CPU": 1.0}, {"GPU": 2.0, "CPU": 2.0}]
@@ -230,11 +229,12 @@ def test_the_autoscaler_is_asked_where_there_is_one_and_once() -> None:
     autoscaler.close()
     assert asked[-1] == []
 
-    def refuse(wanted: Any) -> None:
-        raise RuntimeError("no monitor")
+    class Refused(Asked):
+        def _request(self, wanted: Any) -> None:
+            raise RuntimeError("no monitor")
 
-    Autoscaler(PLAN, is_scaled=lambda: True, request=refuse).want(3)
-    nobody = Autoscaler(PLAN, is_scaled=lambda: False, request=asked.append)
+    Refused([]).want(3)
+    nobody = Asked(asked, there=False)
     nobody.want(5)
     nobody.close()
     assert len(asked) == 3, "an equal request is not repeated"
