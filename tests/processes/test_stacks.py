@@ -18,9 +18,8 @@ from actors import identity
 from actors.processes.parent import ChildProcess
 from actors.processes.user_code import UserProcess
 from actors.stacks import stacks_into
-from benchmarks.alone import DispatcherAlone
+from benchmarks.alone import DispatcherAlone, spawner
 from config.rollout import RolloutOptions
-from launch.dispatch import spawner
 from launch.run_folder import log_file
 from tests.actors.fake_engine import FakeEngine, FakeOptions
 
