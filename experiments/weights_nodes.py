@@ -331,11 +331,11 @@ def main(
                 destroy_all_collective_groups()  # type: ignore[no-untyped-call]
                 for actor in (source, *sinks):
                     ray.kill(actor)
+                question = "how soon do N nodes hold new weights, and who sends how much?"
+                write(out, question, {"rows": rows}, settings={"rounds": rounds, "seed": 0})
         finally:
             ray.shutdown()
     assert not cluster.left, cluster.left
-    settings = {"rounds": rounds, "seed": 0}
-    write(out, "how soon do N nodes hold new weights, and who sends how much?", {"rows": rows}, settings=settings)
     return 0
 
 

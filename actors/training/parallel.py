@@ -7,11 +7,14 @@ One rank has no process group and is not sharded: FSDP2 around a single rank com
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from models.checkpoint import is_sharded
 
 CPU = torch.device("cpu")
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
@@ -89,3 +92,15 @@ def shard(root: nn.Module, blocks: Iterable[nn.Module], rank: Rank, *, compute_d
     for block in blocks:
         fully_shard(block, mesh=mesh, mp_policy=policy)
     fully_shard(root, mesh=mesh, mp_policy=policy)
+
+
+def frozen_sums(module: nn.Module, rank: Rank) -> Tensor:
+    """Return checksums of the frozen parameters, which no checkpoint contains: the sum of each one's bits, int64
+    [frozen parameters].
+
+    Equal for any number of ranks; all of them call it."""
+    frozen = [p.detach() for p in module.parameters() if not p.requires_grad]
+    local: list[Any] = [cast(Any, p).to_local() if is_sharded(p) else p for p in frozen]
+    words = {2: torch.int16, 4: torch.int32}
+    sums = [p.contiguous().view(words[p.element_size()]).sum(dtype=torch.int64) for p in local]
+    return rank.sum(torch.stack(sums)).cpu()

@@ -12,18 +12,16 @@ import pickle
 import warnings
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import Any, cast
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.checkpoint import filesystem, metadata
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from actors.training.checkpoint import CheckpointError
-from actors.training.parallel import Rank
-from models.checkpoint import is_sharded
 
 METADATA_FILE = ".metadata"
 _NAMED: dict[tuple[str, str], Any] = {  # allowed classes of a description of tensors
@@ -125,18 +123,6 @@ def _check(found: object) -> None:
             raise pickle.UnpicklingError("a tensor lies where none was put")
         if PurePosixPath(info.relative_path).name != info.relative_path:
             raise pickle.UnpicklingError(f"a tensor lies in {info.relative_path}")
-
-
-def frozen_sums(module: nn.Module, rank: Rank) -> Tensor:
-    """Return checksums of the frozen parameters, which no checkpoint contains: the sum of each one's bits, int64
-    [frozen parameters].
-
-    Equal for any number of ranks; all of them call it."""
-    frozen = [p.detach() for p in module.parameters() if not p.requires_grad]
-    local: list[Any] = [cast(Any, p).to_local() if is_sharded(p) else p for p in frozen]
-    words = {2: torch.int16, 4: torch.int32}
-    sums = [p.contiguous().view(words[p.element_size()]).sum(dtype=torch.int64) for p in local]
-    return rank.sum(torch.stack(sums)).cpu()
 
 
 @contextlib.contextmanager

@@ -25,7 +25,7 @@ from actors.training.checkpoint import CheckpointError
 from actors.training.errors import NonFiniteError
 from actors.training.network import LogProbModel, build_network, computing_in, fit_out, hidden_size_of
 from actors.training.optimizer import Optimizers, clip_gradients, gradient_norm
-from actors.training.parallel import Rank, shard
+from actors.training.parallel import Rank, frozen_sums, shard
 from actors.training.recording import StepRecording
 from actors.training.reference import AdaptersBefore, Frozen, Reference
 from actors.training.statistics import StepStatistics
@@ -369,7 +369,7 @@ class Trainer:
         self._load(self._weights(), directory)
 
     def _load(self, state: dict[str, Tensor], directory: str | Path) -> None:
-        from actors.training.persistence import frozen_sums, load_tensors
+        from actors.training.persistence import load_tensors
 
         load_tensors(state, directory, distributed=self.rank.size > 1)
         if BASE in state and not torch.equal(state[BASE], frozen_sums(self.module, self.rank)):
@@ -381,8 +381,6 @@ class Trainer:
     def _weights(self) -> dict[str, Tensor]:
         state = {f"model.{name}": p.detach() for name, p in self._trained}
         if self.options.lora is not None:
-            from actors.training.persistence import frozen_sums
-
             state[BASE] = frozen_sums(self.module, self.rank)
         return state | {f"model.{name}": b for name, b in self.module.named_buffers()}
 
