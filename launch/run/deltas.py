@@ -80,9 +80,7 @@ class DeltaChoice:
             return
         self._decided = True
         whole_s, delta_s = (median(self._pauses_s[kind]) for kind in (False, True))
-        said = (
-            f"new weights take {delta_s:.3g} s as deltas, {whole_s:.3g} s whole, the medians of {_TRIES} updates each"
-        )
+        said = f"new weights take {delta_s:.3g} s as deltas, {whole_s:.3g} s whole, medians of {_TRIES} updates each"
         if delta_s > _LONGER * whole_s:
             self._stop(said)
         else:
