@@ -4,7 +4,7 @@ Reserves the plan, with a deadline and an error that names the missing resources
 their own, which nobody waits for and which are released one by one. It starts no actors.
 
     with place(config) as placement:                       # config: the configuration tree
-        ray.remote(LearnerRank).options(**placement.learner_options(rank)).remote(...)
+        ray.remote(LearnerRank).options(**placement.learner_options()[rank]).remote(...)
         ray.remote(RolloutWorker).options(**placement.worker_options(name)).remote(...)
 """
 

@@ -276,4 +276,4 @@ def test_ctrl_c_in_the_middle_of_a_rollout_costs_no_worker_and_no_drafter(
 
 def buffers_of(job: Job) -> list[Any]:
     assert job.drafter is not None
-    return list(job.drafter._actors.buffers.values())
+    return list(job.drafter._actors.buffers.by_node.values())
