@@ -22,7 +22,7 @@ BOOKKEEPING = frozenset({"step", "kind"})
 # Which worker did the work, in how many engine steps, with which drafts: results of measured time (lossless).
 BY_THE_CLOCK = (
     "engine/", "speculation/", "drafter/", "recording/", "logprob_gap/worker/", "rollouts/reissued", "workers/lost",
-    "weights/", "learner/", "fleet/", "lookahead/",
+    "weights/", "learner/", "fleet/", "lookahead/", "turns/prefilled_tokens", "turns/waited_s",
 )  # fmt: skip
 
 
