@@ -73,6 +73,6 @@ inline f32x8 uniform(u32x8 words) {
 }
 
 // G = -log(-log(1 - v)).
-inline f32x8 gumbel(u32x8 words) { return -log(-log1m(uniform(words))); }
+inline f32x8 gumbel(f32x8 v) { return -log(-log1m(v)); }
 
 }  // namespace paceline

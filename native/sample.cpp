@@ -38,7 +38,14 @@ float largest_of(const T* logits, int64_t vocab) {
 // Takes 32 tokens at a time, also in log_softmax: adds four vectors in float32, their sum in float64.
 constexpr int64_t kStep = 4 * kLanes;
 
-// A step is eight Philox blocks of four words.
+// The factor c of a sound test: a token of term t = exp(scaled - scaled_top) and uniform v > c t has no larger value than
+// `best`. As -log(1 - v) > v, its noise is below -log v, so its value is below scaled_top - log c. The margin covers the
+// rounding of values and terms: few tokens more than needed get their noise.
+float reach_of(float scaled_top, float best) {
+  return std::exp(scaled_top - best + 0.125f + std::abs(scaled_top) * 0x1p-20f);
+}
+
+// A step is eight Philox blocks of four words. The noise's logarithms are computed for the few tokens that may win.
 template <typename T>
 Draw draw(const T* logits, int64_t vocab, float cutoff, float temperature, uint64_t key, uint32_t position) {
   const float top = largest_of(logits, vocab);
@@ -48,6 +55,7 @@ Draw draw(const T* logits, int64_t vocab, float cutoff, float temperature, uint6
   const float scaled_top = top / divisor;
 
   f32x8 best = splat(-kInfinity), best_index = {};  // an index below 2^31 is kept as an int in float lanes
+  float reach = kInfinity;
   LongSum total, total_t1;
   const i32x8 lanes = {0, 1, 2, 3, 4, 5, 6, 7};
   for (int64_t first = 0; first < vocab; first += kStep) {
@@ -60,14 +68,20 @@ Draw draw(const T* logits, int64_t vocab, float cutoff, float temperature, uint6
     for (int w = 0; w < 4; ++w) {
       int64_t at = first + w * kLanes;
       if (at >= vocab) break;
-      f32x8 logit = part(logits, vocab, at);
-      mass_t1 += exp_term(logit - top);
+      f32x8 logit = part(logits, vocab, at), term = exp_term(logit - top);
+      mass_t1 += term;
       f32x8 scaled = same ? logit : select(logit < cutoff, splat(-kInfinity), logit / divisor);
-      if (!same) mass += exp_term(scaled - scaled_top);
-      f32x8 value = greedy ? scaled : scaled + gumbel(words[w]);
+      if (!same) mass += term = exp_term(scaled - scaled_top);
+      f32x8 value = scaled;
+      if (!greedy) {
+        const f32x8 v = uniform(words[w]);
+        if (all(v > term * reach)) continue;  // none of the eight can win
+        value += gumbel(v);
+      }
       i32x8 better = value > best;
       best = select(better, value, best);
       best_index = select(better, (f32x8)(lanes + static_cast<int32_t>(at)), best_index);
+      if (!greedy) reach = reach_of(scaled_top, largest(best));
     }
     total_t1.add(mass_t1);
     if (!same) total.add(mass);

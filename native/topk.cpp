@@ -29,7 +29,7 @@ void perturbed(const T* logits, int64_t vocab, float cutoff, float temperature, 
       int count = static_cast<int>(std::min<int64_t>(kLanes, vocab - at));
       f32x8 logit = load(logits + at, count);
       f32x8 scaled = select(logit < cutoff, splat(-kInfinity), logit / divisor);
-      store(values + at, noise && !greedy ? scaled + gumbel(words[w]) : scaled, count);
+      store(values + at, noise && !greedy ? scaled + gumbel(uniform(words[w])) : scaled, count);
     }
   }
 }

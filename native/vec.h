@@ -135,6 +135,16 @@ struct LongSum {
   float log() const { return static_cast<float>(std::log(value())); }
 };
 
+inline bool all(i32x8 mask) {
+#if defined(__AVX2__)
+  return _mm256_movemask_ps((__m256)mask) == 0xFF;
+#else
+  bool found = true;
+  for (int i = 0; i < kLanes; ++i) found = found && mask[i] != 0;
+  return found;
+#endif
+}
+
 inline float largest(f32x8 x) {
   float best = x[0];
   for (int i = 1; i < kLanes; ++i) best = x[i] > best ? x[i] : best;

@@ -141,6 +141,28 @@ def test_the_kernel_equals_the_oracle(
     assert bool((logits.float().gather(1, tokens[:, None])[:, 0] >= cutoff).all())
 
 
+@pytest.mark.usefixtures("native")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@settings(max_examples=100, deadline=None)
+@given(
+    vocab=st.integers(1, 3000),
+    spread=st.sampled_from([0.0, 0.1, 3.0, 30.0, 1e4]),
+    offset=st.sampled_from([0.0, -50.0, 1e4]),
+    temperature=st.sampled_from([1e-6, 1e-3, 0.7, 1.0, 50.0]),
+    cut=st.sampled_from([-INF, 0.5]),
+    seed=st.integers(0, 2**31),
+)
+def test_noise_that_is_left_out_changes_no_draw(
+    dtype: torch.dtype, vocab: int, spread: float, offset: float, temperature: float, cut: float, seed: int
+) -> None:
+    """`sample` computes the noise of tokens that may win, `sample_topk` that of all, by the same functions."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = (torch.randn(8, vocab, generator=generator) * spread + offset).to(dtype)
+    cutoff = _kept(8) if cut == -INF else logits.float().quantile(cut, dim=1)
+    arguments = (logits, cutoff, torch.full((8,), temperature), _keys(8, seed), torch.arange(8) * 12345)
+    assert torch.equal(ops.sample(*arguments)[0], ops.sample_topk(*arguments, 1)[0][:, 0])
+
+
 @pytest.mark.parametrize("sampler", [ops.sample, reference.sample])
 @pytest.mark.parametrize("truncate", [False, True])
 def test_100_000_draws_follow_the_softmax(sampler: Callable[..., Any], truncate: bool) -> None:
