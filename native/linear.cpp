@@ -185,23 +185,41 @@ void pack_panel(const T* weight, int64_t present, int64_t depth, T* out) {
   std::fill(out + k * kPanel, out + panel_size(depth), T{});
 }
 
-// kM rows of a weight plus their update, from row `row` on: sums in float32, r rising; rounded once.
+// kM rows of a weight plus their update, from row `row` on, kN vectors from value k on, the last with `count` values:
+// sums in float32, r rising; rounded once.
+template <int kM, int kN, typename T>
+inline void merge_block(const T* weight, int64_t depth, const LowRank& u, int64_t row, int64_t k, int count, T* out) {
+  const float *b = u.b + (row - u.start) * u.rank, *a = u.a + k;
+  f32x8 sums[kM][kN] = {};
+  for (int64_t r = 0; r < u.rank; ++r, a += depth) {
+    f32x8 part[kN];
+#pragma GCC unroll 4
+    for (int c = 0; c < kN; ++c) part[c] = kN > 1 || count == kLanes ? load(a + c * kLanes) : load(a + c * kLanes, count);
+#pragma GCC unroll 8
+    for (int m = 0; m < kM; ++m) {
+      f32x8 each = splat(b[m * u.rank + r]);
+#pragma GCC unroll 4
+      for (int c = 0; c < kN; ++c) sums[m][c] = fma(each, part[c], sums[m][c]);
+    }
+  }
+  const float scale = static_cast<float>(u.scale);
+#pragma GCC unroll 8
+  for (int m = 0; m < kM; ++m)
+#pragma GCC unroll 4
+    for (int c = 0; c < kN; ++c) {
+      const int64_t at = m * depth + k + c * kLanes;
+      store(out + at, sums[m][c] * scale + load(weight + row * depth + at, count), count);
+    }
+}
+
+// All values of kM rows.
 template <int kM, typename T>
 void merge_block(const T* weight, int64_t depth, const LowRank& u, int64_t row, T* out) {
-  const float* b = u.b + (row - u.start) * u.rank;
-  const float scale = static_cast<float>(u.scale);
-  const T* from = weight + row * depth;
-  for (int64_t k = 0; k < depth; k += kLanes) {
-    const int count = static_cast<int>(std::min<int64_t>(kLanes, depth - k));
-    f32x8 sums[kM] = {};
-    for (int64_t r = 0; r < u.rank; ++r) {
-      f32x8 a = count == kLanes ? load(u.a + r * depth + k) : load(u.a + r * depth + k, count);
-#pragma GCC unroll 8
-      for (int m = 0; m < kM; ++m) sums[m] = fma(splat(b[m * u.rank + r]), a, sums[m]);
-    }
-    for (int m = 0; m < kM; ++m)
-      store(out + m * depth + k, sums[m] * scale + load(from + m * depth + k, count), count);
-  }
+  constexpr int64_t kStep = 3 * kLanes;  // with four rows, 12 sums leave 4 of 16 registers
+  int64_t k = 0;
+  for (; k + kStep <= depth; k += kStep) merge_block<kM, 3>(weight, depth, u, row, k, kLanes, out);
+  for (; k < depth; k += kLanes)
+    merge_block<kM, 1>(weight, depth, u, row, k, static_cast<int>(std::min<int64_t>(kLanes, depth - k)), out);
 }
 
 // Rows [first, last) of the merged weight -> out.
@@ -219,7 +237,7 @@ void merge(const Adapted<T>& of, int64_t depth, int64_t first, int64_t last, T* 
       std::memcpy(out + (row - first) * depth, of.weight + row * depth, (end - row) * depth * sizeof(T));
       row = end;
     }
-    for (; row + 8 <= end; row += 8) merge_block<8>(of.weight, depth, *update, row, out + (row - first) * depth);
+    for (; row + 4 <= end; row += 4) merge_block<4>(of.weight, depth, *update, row, out + (row - first) * depth);
     for (; row < end; ++row) merge_block<1>(of.weight, depth, *update, row, out + (row - first) * depth);
   }
 }
