@@ -62,7 +62,7 @@ class LoraOptions(BaseModel, frozen=True, extra="forbid"):
     ] = 0.0
     bf16_gradients: Annotated[
         bool,
-        Field(description="multiply gradients by the frozen float32 weights in bfloat16; log-probs keep their bits"),
+        Field(description="multiply gradients in bfloat16 on CPUs with AVX-512 BF16; log-probs keep their bits"),
     ] = False
     path: Annotated[
         str | None, Field(description="directory of a peft adapter to continue; default: fresh ones, B = 0")

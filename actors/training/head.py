@@ -162,6 +162,9 @@ class _FrozenHead(torch.autograd.Function):
         others = np.flatnonzero(drawn != taken[at])
         rows, apart_at = torch.from_numpy(at), torch.from_numpy(others)
         chosen, parts, slopes = torch.empty(len(at)), [], []
+        frozen = weight
+        if ctx.needs_input_grad[0]:
+            frozen = weight.to(ops.product_dtype(torch.bfloat16 if bf16_gradients else weight.dtype))
         for start in range(0, count, chunk_rows):
             end = min(start + chunk_rows, count)
             table = ops.head(hidden[start:end], weight, invariant=invariant).float()
@@ -169,8 +172,7 @@ class _FrozenHead(torch.autograd.Function):
             chosen[here] = table[rows[here] - start, targets[here]]
             parts.append(ops.softmax_terms(table, torch.from_numpy(taken[start:end]), temperature))
             if ctx.needs_input_grad[0]:
-                table = table.to(weight.dtype)
-                slope = (ops.product_in_bf16(table, weight) if bf16_gradients else table @ weight).float()
+                slope = (table.to(frozen.dtype) @ frozen).float()
                 slopes.append(slope.div_(parts[-1].total[:, None] * -temperature))
         top, log_total, log_total_t1, _, entropy = (torch.cat(column)[rows] for column in zip(*parts, strict=True))
         if slopes:

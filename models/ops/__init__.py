@@ -4,12 +4,13 @@ In a batch-invariant operation, a row's result never depends on other rows. Call
 which selects a kernel or torch per call, by device, dtype and gradients.
 """
 
-from models.ops.adapted import LowRank, adapted_linear, merge, merge_rows, product_in_bf16
+from models.ops.adapted import LowRank, adapted_linear, merge, merge_rows
 from models.ops.attention import packed_attention, paged_attention
 from models.ops.chain import DraftChain
 from models.ops.eagle import EaglePasses
 from models.ops.low_bit import low_bit_linear, mirrored_linear, prepack_low_bit, requantise
 from models.ops.matmul import head, linear, prepack
+from models.ops.native import product_dtype
 from models.ops.sampling import cutoff, log_softmax, sample, sample_topk, softmax_terms
 from models.ops.segments import Segments
 from models.ops.stack import DecoderStack, StackLayer
@@ -37,7 +38,7 @@ __all__ = [
     "paged_attention",
     "prepack",
     "prepack_low_bit",
-    "product_in_bf16",
+    "product_dtype",
     "requantise",
     "rms_norm",
     "rope_write",

@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 from models.low_bit import LowBitWeight, dequantise
 from models.ops.low_bit import low_bit_linear, tokens_of
 from models.ops.matmul import linear
-from models.ops.native import kernels, takes
+from models.ops.native import kernels, product_dtype, takes
 
 # A row of the kernels' table of updates (native/kernels.h).
 _UPDATE = np.dtype([("a", "u8"), ("b", "u8"), ("start", "i8"), ("stop", "i8"), ("rank", "i8"), ("scale", "f8")])
@@ -101,7 +101,9 @@ def adapted_linear(
 ) -> Tensor:
     """Return x [T, K] times the merged weight [N, K]^T plus bias, [T, N]; differentiable in x and the updates' a and b.
 
-    `bf16_gradients`: the gradient in x multiplies by the weight in bfloat16, in twice the speed where a CPU has it.
+    `bf16_gradients`: the backward multiplies in bfloat16 if the CPU has instructions for it: the gradient, x, the
+    weight and the factors are rounded to it, and so is each product. Products are summed in float32. No effect on
+    other CPUs. There float32 multiplies the gradients of bfloat16 weights, too.
     `low_bit`: the merged weight as engines store it. The product is then the engine's, and gradients use
     straight-through estimation of both roundings (`mirrored_linear`)."""
     factors = [factor for update in updates for factor in (update.a, update.b)]
@@ -145,28 +147,28 @@ class _Adapted(torch.autograd.Function):
         x = saved[0] if len(saved) == 1 else saved[0].float().mul_(saved[1]).to(ctx.dtype)
         updates = [LowRank(a, b, *place) for a, b, place in zip(factors[0::2], factors[1::2], ctx.places, strict=True)]
         ranks = [len(update.a) for update in updates]
+        if grad.is_cpu:
+            dtype = product_dtype(torch.bfloat16 if ctx.bf16_gradients else grad.dtype)
+            grad, x = grad.to(dtype), x.to(dtype)
         a = torch.cat([update.a for update in updates]).to(grad.dtype)  # all updates in one product each
         rows = [grad[:, update.start : update.stop] for update in updates]
         inner = torch.cat(
             [(part @ u.b.to(grad.dtype)).mul_(u.scale) for part, u in zip(rows, updates, strict=True)], dim=1
         )
         grad_x = None
-        if ctx.needs_input_grad[0] and ctx.low_bit is None:
-            through = product_in_bf16(grad, weight) if ctx.bf16_gradients else grad @ weight
-            grad_x = through.addmm_(inner, a)
-        elif ctx.needs_input_grad[0]:
-            grad_x = grad @ dequantise(ctx.low_bit).to(grad.dtype)
+        if ctx.needs_input_grad[0]:
+            frozen = weight if ctx.low_bit is None else dequantise(ctx.low_bit)
+            wide = torch.promote_types(grad.dtype, ctx.dtype)  # rounded twice, every layer would add an error
+            grad_x = (grad @ frozen.to(grad.dtype)).to(wide)
+            if ctx.low_bit is None:
+                grad_x.addmm_(inner.to(wide), a.to(wide))
+            grad_x = grad_x.to(ctx.dtype)
         for_a = (inner.t() @ x).float().split(ranks)
         outer = (x @ a.t()).split(ranks, dim=1)
         grads: list[Tensor] = []
         for update, part, inputs, first in zip(updates, rows, outer, for_a, strict=True):
             grads += [first, (part.t() @ inputs).float().mul_(update.scale)]
         return grad_x, None, None, None, None, None, None, *grads
-
-
-def product_in_bf16(x: Tensor, weight: Tensor) -> Tensor:
-    """Return x [T, N] @ weight [N, K] in the dtype of x: both rounded to bfloat16, and so is the result."""
-    return (x.bfloat16() @ weight.bfloat16()).to(x.dtype)
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None, updates: Sequence[LowRank]) -> Tensor:

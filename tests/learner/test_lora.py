@@ -18,12 +18,16 @@ from config.objective import ObjectiveOptions
 from config.rollout import EngineOptions
 from config.speculation import SpeculationOptions
 from contracts.engine import UpdateWeights
+from models import ops
 from models.checkpoint import hf_targets, load_model
+from models.dtypes import DTYPES
 from models.manifest import WeightsManifest
+from models.ops.native import kernels
 from models.peft import AdapterError, are_adapters, read_adapter
 from models.transformer import Transformer
 from models.weights import Buffer, WeightsCorruptError, unpack
 from tests.learner.tiny import make_sequences, make_trainer, write_config
+from tests.native import needs_native
 
 KL = ObjectiveOptions(name="reinforce_pp", kl="k3", kl_coef=0.1)
 LORA = LoraOptions(rank=2, alpha=4)
@@ -87,6 +91,30 @@ def test_gradients_in_bfloat16_are_near_and_the_loss_is_the_same(base: Path, mon
     assert not torch.equal(near, exact)
     torch.testing.assert_close(near, exact, rtol=0, atol=0.02 * float(exact.norm()))
     assert torch.cosine_similarity(near, exact, dim=0) > 0.999
+
+
+@needs_native
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_without_bfloat16_instructions_gradients_are_multiplied_in_float32(
+    base: Path, monkeypatch: pytest.MonkeyPatch, dtype: str
+) -> None:
+    """There torch's bfloat16 products take up to 40 times as long."""
+    monkeypatch.setattr(kernels, "cpu_level", lambda: "avx2")
+    factors = [torch.randn(n, 3, dtype=torch.float32) for n in (8, 24)]
+    update = ops.LowRank(factors[0].t().contiguous().requires_grad_(), factors[1].requires_grad_(), 0.5, 0, 24)
+    x, weight = torch.randn(5, 8).to(DTYPES[dtype]).requires_grad_(), torch.randn(24, 8).to(DTYPES[dtype])
+    y = ops.adapted_linear(x, weight, None, [update], invariant=True, bf16_gradients=True)
+    grad = torch.randn(5, 24).to(y.dtype)
+    y.backward(grad)
+    merged = weight.float() + 0.5 * (factors[1] @ factors[0].t()).detach()
+    assert x.grad is not None
+    assert x.grad.dtype is x.dtype
+    torch.testing.assert_close(
+        x.grad, (grad.float() @ merged).to(x.dtype), rtol=1e-5 if dtype == "float32" else 1e-2, atol=1e-4
+    )
+    if dtype == "float32":
+        exact = gradients(base, monkeypatch)[0]
+        assert torch.equal(gradients(base, monkeypatch, bf16_gradients=True)[0], exact)
 
 
 class Engine:
