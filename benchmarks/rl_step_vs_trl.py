@@ -26,7 +26,7 @@ from dataclasses import asdict, dataclass
 from itertools import chain, pairwise
 from pathlib import Path
 from statistics import fmean, median
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from benchmarks.harness import DEMO, RESULTS, ROOT, command, is_busy, write
 from launch.config import load_config
@@ -86,6 +86,7 @@ class Plan:
     checkpoint: Path
     train: Path  # the prompts, in TRL's form
     system: list[str]  # the system prompt before them, if any
+    dtype: Literal["float32", "bfloat16"]  # of both sides' weights
     steps: int  # per run
     discard: int  # first uncounted steps of each run
     threads: int
@@ -112,6 +113,7 @@ def run_ours(plan: Plan, seed: int, work: Path) -> list[Step]:
     overrides = {
         **plan.task.ours,
         "model.path": plan.checkpoint,
+        "model.dtype": plan.dtype,
         "learner.threads": plan.threads,
         "rollout.workers": plan.threads,
         "rollout.engine.threads": 1,
@@ -141,7 +143,7 @@ def our_steps(records: list[dict[str, Any]], discard: int) -> list[Step]:
 def run_trl(plan: Plan, python: Path, seed: int, work: Path) -> tuple[list[Step], dict[str, str]]:
     out = work / "trl.json"
     command = [str(python), "-m", "benchmarks.trl_grpo", "--model", str(plan.checkpoint)]
-    command += ["--train", str(plan.train), "--out", str(out), "--work", str(work / "trl")]
+    command += ["--train", str(plan.train), "--out", str(out), "--work", str(work / "trl"), "--dtype", plan.dtype]
     command += ["--steps", str(plan.steps), "--threads", str(plan.threads), "--seed", str(seed)]
     command += [word for name, value in plan.task.trl.items() for word in (f"--{name.replace('_', '-')}", str(value))]
     command += [word for text in plan.system for word in ("--system-prompt", text)]
@@ -195,6 +197,7 @@ def main(
     trl_python: Annotated[Path, "interpreter in which `import trl` works (and `import peft`, of smollm)"],
     task: Annotated[str, "what is trained", tuple(TASKS)] = "demo",
     checkpoint: Annotated[Path | None, "the model; default: the task's, made if needed"] = None,
+    dtype: Annotated[Literal["float32", "bfloat16"], "of both sides' weights"] = "float32",
     steps: Annotated[int, "RL steps of one run"] = 9,
     discard: Annotated[int, "first steps of a run left out, at least 1"] = 1,
     repeats: Annotated[int, "runs of each side, alternating"] = 3,
@@ -206,7 +209,7 @@ def main(
         sys.exit("--discard must be at least 1 and less than --steps")
     chosen = TASKS[task]
     model, train, system = prepared(chosen, checkpoint, ROOT / "runs", timeout_s)
-    plan = Plan(chosen, model, train, system, steps, discard, threads, timeout_s)
+    plan = Plan(chosen, model, train, system, dtype, steps, discard, threads, timeout_s)
     runs: list[list[Step]] = []
     trl_runs: list[list[Step]] = []
     versions: dict[str, str] = {}
@@ -234,6 +237,7 @@ def main(
         print(f"speed-up: {record['speedup_step']:.2f}x per step, {record['speedup_tokens_per_s']:.2f}x in tokens/s")
     settings = {
         "task": task,
+        "dtype": dtype,
         "steps": steps,
         "discard": discard,
         "threads": threads,

@@ -9,7 +9,7 @@ import json
 import re
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 import transformers
@@ -84,6 +84,7 @@ def main(
     reward: Annotated[str, "", tuple(REWARDS)] = "boxed",
     system_prompt: str | None = None,
     lora_rank: Annotated[int, "of adapters on all linear layers, alpha 32; 0: all weights are trained"] = 0,
+    dtype: Annotated[Literal["float32", "bfloat16"], "of the weights; bfloat16: with autocast"] = "float32",
     seed: int = 0,
 ) -> None:
     torch.set_num_threads(threads)
@@ -95,7 +96,7 @@ def main(
 
         lora = LoraConfig(r=lora_rank, lora_alpha=32, lora_dropout=0.0, target_modules="all-linear")
     trainer = GRPOTrainer(
-        model=AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32),
+        model=AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype)),
         processing_class=AutoTokenizer.from_pretrained(model, padding_side="left"),
         reward_funcs=REWARDS[reward],
         train_dataset=records(train, system_prompt),
@@ -104,7 +105,7 @@ def main(
         args=GRPOConfig(
             output_dir=str(work),
             use_cpu=True,
-            bf16=False,
+            bf16=dtype == "bfloat16",
             seed=seed,
             max_steps=steps * mini_batches,
             per_device_train_batch_size=rollouts // mini_batches,
