@@ -16,9 +16,8 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from actors.engine.vllm.arguments import V1_SWITCH
-from actors.engine.vllm.versions import DISTRIBUTIONS, TORCH
-from tests.vllm.surface import missing
+from actors.engine.vllm.versions import DISTRIBUTIONS, RUNNER_V2, TORCH, V2_SWITCH
+from tests.vllm.surface import SURFACE_V2, missing
 
 
 def newest(distribution: str) -> str:
@@ -47,10 +46,15 @@ def lacks(wheel: Path) -> Iterator[str]:
             yield f"vLLM {release} is compiled against torch {compiled}, the table says {TORCH[release]}"
         yield from (f"it has no {fault}" for fault in missing(root))
         config = (root / "config/vllm.py").read_text(encoding="utf-8")
-        if not re.search(rf"use_v2_model_runner = envs\.{V1_SWITCH}\b", config):
-            yield f"{V1_SWITCH} no longer decides by itself which model runner is used (config/vllm.py)"
-        if "custom_class" in _method(config, "_get_v2_model_runner_unsupported_features"):
-            print("Model Runner V2 does not take custom_class: drafts of ours go through V1 only")
+        if not re.search(rf"use_v2_model_runner = envs\.{V2_SWITCH}\b", config):
+            yield f"{V2_SWITCH} no longer decides by itself which model runner is used (config/vllm.py)"
+        lacking = missing(root, SURFACE_V2)
+        if release in RUNNER_V2 or not lacking:
+            yield from (f"for Model Runner V2 it has no {fault}" for fault in lacking)
+        else:
+            print(f"Model Runner V2 has no place for our drafts: {', '.join(lacking)}")
+        if "ngram_gpu" in _method(config, "_get_v2_model_runner_unsupported_features"):
+            yield "Model Runner V2 does not take ngram_gpu, in whose place our drafts go (config/vllm.py)"
 
 
 def _method(source: str, name: str) -> str:

@@ -110,9 +110,32 @@ SURFACE: Mapping[str, Mapping[str, Sequence[str] | None]] = {
 }  # fmt: skip
 
 
-def missing(root: Path) -> list[str]:
+# What drafts of ours need in Model Runner V2 (actors/engine/vllm/runner_v2.py).
+SURFACE_V2: Mapping[str, Mapping[str, Sequence[str] | None]] = {
+    "v1/worker/gpu/model_runner.py": {
+        "GPUModelRunner.prepare_inputs": ("scheduler_output",),
+        "GPUModelRunner.get_model": (),
+        "GPUModelRunner.req_states": None,
+        "GPUModelRunner.speculator": None,
+    },
+    "v1/worker/gpu/spec_decode/__init__.py": {"init_speculator": ("vllm_config", "device", "req_states")},
+    "v1/worker/gpu/spec_decode/speculator.py": {
+        "BaseSpeculator.init_cudagraph_manager": ("cudagraph_mode",),
+        "BaseSpeculator.capture": (),
+        "BaseSpeculator.propose": ("input_batch", "num_speculative_tokens"),
+        "BaseSpeculator.num_query_per_req": None,
+    },
+    "v1/worker/gpu/states.py": {"RequestState.draft_tokens": None, "RequestState.req_id_to_index": None},
+    "v1/worker/gpu/input_batch.py": {
+        "InputBatch.num_reqs": None,
+        "combine_sampled_and_draft_tokens": ("draft_tokens", "cu_num_logits"),
+    },
+}
+
+
+def missing(root: Path, surface: Mapping[str, Mapping[str, Sequence[str] | None]] = SURFACE) -> list[str]:
     """What the package in this folder has not, as `file: name` or `file: name(parameter)`."""
-    return [f"{file}: {fault}" for file, names in SURFACE.items() for fault in _missing(root / file, names)]
+    return [f"{file}: {fault}" for file, names in surface.items() for fault in _missing(root / file, names)]
 
 
 def _missing(file: Path, names: Mapping[str, Sequence[str] | None]) -> Iterator[str]:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from actors.engine.vllm.arguments import OURS, V1_SWITCH, engine_arguments, prepare_environment, require_v1
-from actors.engine.vllm.versions import UnsupportedVllmError
+from actors.engine.vllm.arguments import OURS, engine_arguments, prepare_environment, require_runner
+from actors.engine.vllm.versions import V2_SWITCH, InstalledVllm, UnsupportedVllmError, check_runner_v2
 from actors.engine.wire import Start
 from config.model import ModelOptions
 from config.rollout import EngineOptions
@@ -42,19 +42,27 @@ def test_what_paceline_sets_cannot_be_set_beside_it(tmp_path: Path) -> None:
             arguments(tmp_path, vllm_arguments={name: 1})
 
 
-@pytest.mark.parametrize(("switch", "cause"), [("1", f"{V1_SWITCH}=1"), ("0", "vllm_arguments")])
-def test_model_runner_v2_is_refused_with_what_chose_it(
-    monkeypatch: pytest.MonkeyPatch, switch: str, cause: str
-) -> None:
-    monkeypatch.setenv(V1_SWITCH, switch)
-    require_v1(SimpleNamespace(use_v2_model_runner=False))
-    with pytest.raises(UnsupportedVllmError, match=f"Model Runner V2.*leave {cause} out"):
-        require_v1(SimpleNamespace(use_v2_model_runner=True))
+def test_the_runner_is_the_one_that_the_environment_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    v1, v2 = SimpleNamespace(use_v2_model_runner=False), SimpleNamespace(use_v2_model_runner=True)
+    for switch, right, wrong, said in (
+        ("0", v1, v2, f"Model Runner V2 because of vllm_arguments.*set {V2_SWITCH}=1"),
+        ("1", v2, v1, f"{V2_SWITCH} asks for Model Runner V2, and vLLM chose V1"),
+    ):
+        monkeypatch.setenv(V2_SWITCH, switch)
+        require_runner(right)
+        with pytest.raises(UnsupportedVllmError, match=said):
+            require_runner(wrong)
+
+
+def test_a_release_whose_runner_v2_was_not_looked_at_is_refused() -> None:
+    check_runner_v2(InstalledVllm("vllm", "0.33.0"))
+    with pytest.raises(UnsupportedVllmError, match=r"vllm 0\.31\.0: Model Runner V2 is supported in 0\.32, 0\.33"):
+        check_runner_v2(InstalledVllm("vllm", "0.31.0"))
 
 
 def test_v1_is_asked_for_unless_somebody_has_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     for before, after in ((None, "0"), ("1", "1")):
         with monkeypatch.context() as patch:
-            patch.setattr(os, "environ", {} if before is None else {V1_SWITCH: before})
+            patch.setattr(os, "environ", {} if before is None else {V2_SWITCH: before})
             prepare_environment()
-            assert os.environ[V1_SWITCH] == after
+            assert os.environ[V2_SWITCH] == after

