@@ -274,8 +274,7 @@ def paceline(path: str, dtype: DType, running: int, compiled: bool, threads: int
         niceness=0,
         speculation=SpeculationOptions(),
     )
-    core: Any = build(start)
-    backend = core._engine._backend
+    backend: Any = build(start)._backend
     speculation = Speculation(history, trees=False)
 
     def run(waves: Case = (), parts: bool = False, cold: bool = False, passes: int = 0) -> Answer:
