@@ -1,8 +1,8 @@
 """Catalogue of drafters: the facts that configuration, plans, policies and reports use. Plain data, no torch.
 
 The only list of built-in drafters; a user adds others by import path (rollout.speculation.drafters). The module
-`drafter.NAME` implements drafter NAME, and its `build` makes one. Another kind of engine may use its own implementation
-of a name.
+`drafter.NAME` implements drafter NAME, and its `build` makes one, unless vLLM does (`foreign`). Another kind of engine
+may use its own implementation of a name.
 """
 
 from collections.abc import Iterable, Mapping
@@ -25,6 +25,7 @@ class DrafterEntry:
     level: float = 0.0  # initial estimate: cost of one drafted token for all requests, in plain steps of the target
     prepares: float = 0.0  # initial estimate: time to prepare after new target weights, in passes over one row
     native: str | None = None  # the class of the native extension that it requires
+    foreign: bool = False  # vLLM's own code computes it (rollout.engine.backend=vllm): nothing here implements it
 
 
 CATALOGUE: dict[str, DrafterEntry] = {
@@ -53,6 +54,26 @@ CATALOGUE: dict[str, DrafterEntry] = {
             shares_cache=True,
             level=0.5,
             prepares=7.0,
+        ),
+        # Speculators of vLLM, by path only. The parallel ones draft any depth in one pass.
+        DrafterEntry(
+            name="mtp", arms=("mtp:2", "mtp:1", "mtp:4"), needs_weights=True, is_network=True, level=0.15, foreign=True
+        ),
+        DrafterEntry(
+            name="dflash",
+            arms=("dflash:7", "dflash:3", "dflash:15"),
+            needs_weights=True,
+            is_network=True,
+            level=0.05,
+            foreign=True,
+        ),
+        DrafterEntry(
+            name="peagle",
+            arms=("peagle:4", "peagle:2", "peagle:7"),
+            needs_weights=True,
+            is_network=True,
+            level=0.05,
+            foreign=True,
         ),
     )
 }

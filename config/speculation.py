@@ -42,6 +42,12 @@ class EagleOptions(BaseModel, frozen=True, extra="forbid"):
     min_probability: Annotated[float, Field(ge=0, lt=1, description="a chain ends below this path probability")] = 0.2
 
 
+class SpeculatorOptions(BaseModel, frozen=True, extra="forbid"):
+    """A speculator that vLLM computes."""
+
+    path: Annotated[str | None, Field(description="its directory; none: not used")] = None
+
+
 # The fastest formats for drafting. On GPUs, unpacking four bits costs more time than the smaller reads save.
 _COPIED_IN = {"cpu": "w4a8"}
 
@@ -143,6 +149,9 @@ class SpeculationOptions(BaseModel, frozen=True, extra="forbid"):
     suffix: SuffixOptions = SuffixOptions()
     eagle: EagleOptions = EagleOptions()
     self: SelfOptions = SelfOptions()
+    mtp: SpeculatorOptions = SpeculatorOptions()
+    dflash: SpeculatorOptions = SpeculatorOptions()
+    peagle: SpeculatorOptions = SpeculatorOptions()
     drafters: Annotated[
         tuple[OwnDrafterOptions, ...],
         Field(description="Drafters of your own, beside the others."),

@@ -40,7 +40,7 @@ class Capabilities:
 
 
 NATIVE = Capabilities(
-    drafters=frozenset(CATALOGUE),
+    drafters=frozenset(name for name, entry in CATALOGUE.items() if not entry.foreign),
     own_drafters=True,
     trees=True,
     hidden_states=True,
@@ -57,7 +57,7 @@ NATIVE = Capabilities(
     pieces=True,
 )
 VLLM = Capabilities(
-    drafters=frozenset({"ngram", "suffix", "eagle", "self"}),
+    drafters=frozenset(CATALOGUE),
     most_ranks=64,
     formats=frozenset({"w8a8", "fp8"}),
     max_temperature=2.0,

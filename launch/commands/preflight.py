@@ -13,11 +13,12 @@ from actors.data import DataError, PromptSet, load_demonstrations, load_set
 from actors.data.tokenizers import Tokenizer
 from actors.rewards.check import check_reward
 from config.data import DataOptions, PromptsOptions
+from drafter.foreign import foreign_paths, read_speculator
 from drafter.published import EagleWeightsError, is_published
 from launch.batch import stop_rule
 from launch.calibrations import calibration_issues
 from launch.config import Config, ConfigError, Issue, check_environment
-from launch.config.environment import WRONG_HEAD
+from launch.config.environment import WRONG_HEAD, WRONG_SPECULATOR
 from launch.own_code import own_code_issues
 from launch.reward_functions import code_paths
 from launch.run.inputs import answer_of, stop_tokens_of, tokenizer_of, tools_of
@@ -51,6 +52,7 @@ def preflight(config: Config, command: Command = "train") -> list[Issue]:
         issues += _coordinator(config)
     if samples and not broken & {"model.path", "rollout.speculation.eagle.path"}:
         issues += _published_head(config)
+        issues += _foreign_tensors(config, broken)
     if not broken & {"model.path", "model.tokenizer"}:
         issues += _inputs(config, command, broken)
     return issues
@@ -99,6 +101,21 @@ def _published_head(config: Config) -> Iterator[Issue]:
         yield Issue("rollout.speculation.eagle.path", str(error), remedy=WRONG_HEAD)
     except UnsupportedModelError:
         return  # only vLLM runs it
+
+
+def _foreign_tensors(config: Config, broken: set[str]) -> Iterator[Issue]:
+    """Check that the weights of speculators that vLLM computes are all there."""
+    from models.directory import SafetensorsDirectory, WeightsMismatchError
+
+    for name, path in foreign_paths(config.rollout.speculation):
+        key = f"rollout.speculation.{name}.path"
+        if key in broken:
+            continue
+        try:
+            with SafetensorsDirectory(Path(path)) as tensors:
+                read_speculator(name, path, config.model.path, set(tensors))
+        except (EagleWeightsError, WeightsMismatchError) as error:
+            yield Issue(key, str(error), remedy=WRONG_SPECULATOR)
 
 
 def _inputs(config: Config, command: Command, broken: set[str]) -> Iterator[Issue]:

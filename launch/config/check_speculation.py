@@ -286,7 +286,7 @@ def _lengths(c: Config, strategies: list[Strategy]) -> Iterator[Issue]:
 
 def _networks(c: Config, strategies: list[Strategy]) -> Iterator[Issue]:
     """Check that an engine that is not ours drafts with at most one network."""
-    named = {strategy.drafter for strategy in strategies}
+    named = {strategy.drafter for strategy in strategies} if strategies else set(at_hand(c.speculation))
     networks = [name for name, entry in CATALOGUE.items() if name in named and entry.is_network]
     if len(networks) > 1 and not capabilities_of(c).learner_network:
         yield Issue(

@@ -20,6 +20,7 @@ from config.catalogue import FRESH_WEIGHTS
 from config.formats import FORMATS, LowBitFormat
 from config.installed import install_extra
 from config.tree import Config
+from drafter.foreign import foreign_paths, read_speculator
 from drafter.published import EagleWeightsError, form_of, is_published, read_published
 from launch.config import gym
 from launch.config.check_lora import lora_fit
@@ -36,6 +37,7 @@ from models.config import (
     require_low_bit,
 )
 
+WRONG_SPECULATOR = "give one that was made for this model and that vLLM can compute, or unset it"
 WRONG_HEAD = "give a whole EAGLE-3 head of this model, or make a drafter with `paceline warmup-drafter`"
 _KERNEL_FOLDERS = ("/proc", "/sys", "/dev")
 
@@ -238,6 +240,8 @@ def validate_paths(config: Config, *, weights: bool = True) -> list[Issue]:
                     remedy="make one with `paceline warmup-drafter`, or set it to random",
                 )
             )
+    for name, speculator in foreign_paths(config.rollout.speculation):
+        issues += _foreign(name, speculator, model)
     named = {"model.path": model, "rollout.speculation.eagle.path": Path(eagle) if eagle is not None and used else None}
     issues += [issue for key, folder in named.items() if folder is not None for issue in _unreadable(key, folder)]
     keys = config.coordinator.curve.directory
@@ -282,6 +286,18 @@ def _published(head: Path, model: Path) -> Iterator[Issue]:
         yield Issue("rollout.speculation.eagle.path", str(error), remedy=WRONG_HEAD)
     except ModelConfigError:
         return  # reported for model.path, or not an architecture of the native networks
+
+
+def _foreign(name: str, path: str, model: Path) -> Iterator[Issue]:
+    """Check the config.json of a speculator that vLLM computes. launch.commands.preflight checks its tensors."""
+    key = f"rollout.speculation.{name}.path"
+    if not Path(path).is_dir():
+        yield _missing(key, path, "no directory of a speculator")
+    elif (model / "config.json").is_file():
+        try:
+            read_speculator(name, path, model)
+        except EagleWeightsError as error:
+            yield Issue(key, str(error), remedy=WRONG_SPECULATOR)
 
 
 def _in_rays_cache(path: Path) -> bool:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any, TypeGuard
 
-from config.catalogue import FRESH_WEIGHTS, weights_path
+from config.catalogue import CATALOGUE, FRESH_WEIGHTS, weights_path
 from config.tree import Config
 from launch.observe.records import Sample
 from policies.drafter.silence import Silence
@@ -106,10 +106,11 @@ def silent(silence: Silence, config: Config) -> Symptom:
     what = f"{silence.drafter}{f' ({path})' if path else ''}"
     if silence.kind == "fallen":
         message = f"drafts of {what} are accepted {silence.share:.2f} times as often as at first"
-        remedy = (
-            "the model has moved away from the one that it was trained for, and nothing trains it: set "
-            "drafter.train=true, or fit it again with paceline warmup-drafter"
-        )
+        moved = "the model has moved away from the one that it was trained for, and nothing trains it: "
+        again = "set drafter.train=true, or fit it again with paceline warmup-drafter"
+        if CATALOGUE[silence.drafter].foreign:
+            again = f"train it again elsewhere, or unset rollout.speculation.{silence.drafter}.path"
+        remedy = moved + again
         return Symptom("drafter_silent", message, remedy)
     message = f"not one of {silence.drafted} tokens drafted by {what} was right, so it only costs time"
     if path is None or path.partition(":")[0] == FRESH_WEIGHTS:

@@ -119,6 +119,12 @@ TRAINED = ("rollout.workers=2", "drafter.train=true")
         (["cluster.layout=colocated", "learner.ranks=2"], "learner.ranks"),
         (["rollout.speculation.strategies=[oracle:4, plain]"], "rollout.speculation.strategies"),
         (["rollout.speculation.strategies=[eagle:4]"], "rollout.speculation.eagle.path"),
+        (["rollout.speculation.mtp.path=somewhere"], "rollout.speculation.mtp.path"),  # the native engine has none
+        (["rollout.speculation.strategies=[dflash:4]"], "rollout.speculation.strategies"),
+        (
+            [VLLM, "rollout.speculation={eagle: {path: random}, mtp: {path: x}}"],  # one network drafts
+            "rollout.speculation.strategies",
+        ),
         (["rollout.speculation.mode=fixed"], "rollout.speculation.strategies"),
         (
             ["rollout.speculation.mode=fixed", "rollout.speculation.strategies=[plain, suffix:8]"],
@@ -253,6 +259,7 @@ def test_contradictions(write_config: Write, overrides: list[str], key: str) -> 
         [VLLM],
         [VLLM, "rollout.speculation.mode=paper"],
         [VLLM, "rollout.speculation.eagle.path=random"],
+        [VLLM, "rollout.speculation={mtp: {path: x}, strategies: ['mtp:2', 'suffix:8']}"],
         [*TRAINED, VLLM],
         [VLLM, "rollout.speculation.strategies=['suffix:8', 'ngram:4', plain]"],
         [VLLM, "rollout.speculation.verification=rejection", "rollout.sampling.stop_strings=[x]", "eval.temperature=0"],

@@ -282,3 +282,35 @@ def test_a_published_head_is_looked_into(inputs: Path) -> None:
         assert text in issue
     (issue,) = found(inputs, override, f"rollout.speculation.eagle.path={inputs}/heads/whole", *TRAINED)
     assert "eagle trains a drafter of kind eagle, and" in issue
+
+
+def test_a_speculator_of_vllms_is_looked_into(inputs: Path) -> None:
+    """Before anything starts, file and key are named. Needs no vLLM."""
+    shape = json.loads((inputs / "model/config.json").read_text())
+    whole = {
+        **shape,
+        "architectures": ["DFlashDraftModel"],
+        "num_hidden_layers": 1,
+        "dflash_config": {"mask_token_id": 1, "target_layer_ids": [0, 1]},
+    }
+
+    def issues(name: str, names: tuple[str, ...] = ("fc.weight", "norm.weight", "layers.0.x"), **changes: Any) -> str:
+        head = inputs / "speculators" / name
+        head.mkdir(parents=True)
+        (head / "config.json").write_text(json.dumps(whole | changes))
+        save_file({each: torch.zeros(1) for each in names}, head / "model.safetensors")
+        told = found(inputs, "rollout.engine.backend=vllm", f"rollout.speculation.dflash.path={head}")
+        mine = [issue for issue in told if issue.startswith("rollout.speculation.dflash.path")]
+        assert all(str(head / "config.json") in issue for issue in mine)
+        return "; ".join(mine)
+
+    assert issues("whole") == ""
+    assert "made for another target: its vocab_size is 7" in issues("other", vocab_size=7)
+    assert "speculators_model_type is 'xpress', which is no dflash" in issues("kind", speculators_model_type="xpress")
+    assert "hold no layers.0.*: half a checkpoint" in issues("half", names=("fc.weight", "norm.weight"))
+    (issue,) = (
+        issue
+        for issue in found(inputs, "rollout.engine.backend=vllm", "rollout.speculation.peagle.path=nowhere")
+        if issue.startswith("rollout.speculation.peagle.path")
+    )
+    assert "no directory of a speculator" in issue

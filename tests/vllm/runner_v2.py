@@ -38,13 +38,13 @@ def without_cuda() -> None:
     from triton.backends import backends
 
     backends["cpu"] = SimpleNamespace(driver=SimpleNamespace(is_active=lambda: True), compiler=None)
-    places: Any = torch.cuda
-    torch.Event = places.Event = _Event  # type: ignore[misc]
-    places.Stream, stream = _Stream, _Stream()
-    places.current_stream = lambda *args: stream
-    places.stream = lambda *args: contextlib.nullcontext()
-    places.set_stream = lambda *args: None
-    torch.Tensor.record_stream = lambda self, stream: None  # type: ignore[method-assign]
+    anything: Any = torch
+    anything.Event = anything.cuda.Event = _Event
+    anything.cuda.Stream, stream = _Stream, _Stream()
+    anything.cuda.current_stream = lambda *args: stream
+    anything.cuda.stream = lambda *args: contextlib.nullcontext()
+    anything.cuda.set_stream = lambda *args: None
+    anything.Tensor.record_stream = lambda self, stream: None
 
 
 def without_sorting_kernel() -> None:

@@ -94,6 +94,8 @@ SURFACE: Mapping[str, Mapping[str, Sequence[str] | None]] = {
         "SpecDecodeBaseProposer.propose": ("num_speculative_tokens", "common_attn_metadata"),
         "SpecDecodeBaseProposer._draft_attn_layer_names": None,
         "SpecDecodeBaseProposer._last_draft_probs": None,
+        "SpecDecodeBaseProposer.parallel_drafting": None,
+        "SpecDecodeBaseProposer.num_speculative_tokens": None,
     },
     "v1/attention/backend.py": {"CommonAttentionMetadata.batch_size": ()},
     "v1/spec_decode/custom_class_proposer.py": {"create_custom_proposer": ("vllm_config",)},

@@ -63,7 +63,8 @@ class VllmBackend:
         for mended in {name for rank in self.core.collective_rpc(mend_worker) for name in rank}:
             _log.warning("mended in this vLLM: %s (docs/howto/vllm.md)", mended)
         if drafter is not None:
-            self.core.collective_rpc(PacelineWorker.paceline_hold_drafter.__name__, args=(drafter.copies_target,))
+            how = (drafter.copies_target, drafter.block)
+            self.core.collective_rpc(PacelineWorker.paceline_hold_drafter.__name__, args=how)
         self.core.collective_rpc(lean_worker, args=(drafter is not None,))
 
     @property
@@ -121,8 +122,8 @@ class VllmBackend:
 
     def update_drafter(self, manifest: WeightsManifest, buffer: NDArray[np.uint8]) -> None:
         drafter = self._drafter
-        if drafter is None or not drafter.shapes:
-            raise ValueError("this engine's drafter takes no weights: it is made of the target's")
+        if drafter is None or not drafter.shapes or drafter.convert is None:
+            raise ValueError("this engine's drafter takes no weights: it is made of the target's, or never trained")
         self._wake_weights()
         self._weights.load_drafter(manifest, buffer, drafter.convert, drafter.shapes)
 

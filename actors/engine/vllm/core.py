@@ -14,7 +14,7 @@ from actors.engine.calibrated import calibrated
 from actors.engine.vllm.arguments import asks_for_v2, engine_arguments, prepare_environment
 from actors.engine.vllm.engine import VllmEngine
 from actors.engine.vllm.low_bit import low_bit_target
-from actors.engine.vllm.model_drafters import ModelDrafter, eagle_drafter, self_drafter
+from actors.engine.vllm.model_drafters import ModelDrafter, eagle_drafter, foreign_drafter, self_drafter
 from actors.engine.vllm.proposer import NO_PROPOSER
 from actors.engine.vllm.runner_v2 import METHOD
 from actors.engine.vllm.versions import V2_SWITCH, UnsupportedVllmError, check_runner_v2, check_version
@@ -108,4 +108,6 @@ def _model_drafter(name: str, start: Start, out: Path) -> ModelDrafter:
         return self_drafter(Path(start.model.path), out / name)
     path = weights_path(name, start.speculation)
     assert path is not None, "wanted_drafters has seen to it"
+    if CATALOGUE[name].foreign:
+        return foreign_drafter(name, path, Path(start.model.path))
     return eagle_drafter(path, Path(start.model.path), out / name, dtype=getattr(torch, start.model.dtype))

@@ -23,11 +23,20 @@ NOT_AT_ALL = -1  # `num_spec_tokens_to_schedule`: no pass. 0, as in vLLM: one pa
 class DrafterPasses:
     """Replaces `propose` of vLLM's drafter on `runner`.
 
-    `copies_target`: its layers are the target's, so their K/V can be copied from there.
+    `copies_target`: its layers are the target's, so their K/V can be copied from there. `block`: tokens of one pass of
+    a drafter that drafts in parallel; 0: as many as vLLM was configured with. It drafts them in any case, and what the
+    step does not verify is cut: vLLM lays a P-EAGLE head's inputs out for one number of drafts, and a block's tokens
+    attend to each other.
     """
 
-    def __init__(self, runner: Any, copies_target: bool, timer: Callable[[], float] = perf_counter) -> None:
+    def __init__(
+        self, runner: Any, copies_target: bool, block: int = 0, timer: Callable[[], float] = perf_counter
+    ) -> None:
         self._runner, self._timer = runner, timer
+        self._at_once: int | None = None
+        if getattr(runner.drafter, "parallel_drafting", False):
+            most = int(runner.drafter.num_speculative_tokens)
+            self._at_once = min(block or most, most)
         self._propose = runner.drafter.propose
         self._layers = _pairs(runner) if copies_target else []
         self._missed = False  # whether the drafter ever skipped a step
@@ -47,7 +56,13 @@ class DrafterPasses:
         begun = self._mark()
         if self._missed and self._layers:
             self._make_whole(requests, attention)
-        drafts: Tensor = self._propose(num_speculative_tokens, *args, **kwargs)
+        drafts: Tensor = self._propose(
+            num_speculative_tokens if self._at_once is None else self._at_once, *args, **kwargs
+        )
+        if self._at_once is not None:
+            drafts = drafts[:, :num_speculative_tokens]
+            if (drawn := self._runner.drafter._last_draft_probs) is not None:
+                self._runner.drafter._last_draft_probs = drawn[:, :num_speculative_tokens].contiguous()
         self._took(num_speculative_tokens, begun, self._mark())
         return drafts
 

@@ -1,5 +1,5 @@
 """Network drafters for stock vLLM: the directory that it loads at its start, and vLLM's names for new weights. Handles
-EAGLE and a quantised copy of the target; never drafts and holds no engine.
+EAGLE, a quantised copy of the target, and speculators of vLLM's own; never drafts and holds no engine.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,6 +16,7 @@ from config.formats import FORMATS
 from drafter.eagle.files import eagle_at
 from drafter.eagle.model import Kind
 from drafter.export import vllm_tensors, write_for_vllm
+from drafter.foreign import read_speculator
 from models.compressed_tensors import write_quantised
 from models.config import ModelConfig, read_config
 from models.directory import SafetensorsDirectory
@@ -26,24 +27,28 @@ from models.low_bit import quantised
 class ModelDrafter:
     """A network that vLLM drafts with, in its directory."""
 
-    method: Literal["eagle", "eagle3", "draft_model"]
+    method: Literal["eagle", "eagle3", "draft_model", "mtp", "dflash"]
     directory: Path
-    convert: Converter  # for the tensors of `shapes`
-    shapes: Mapping[str, torch.Size]  # of an update's tensors; empty: derived from the target's
+    convert: Converter | None  # for the tensors of `shapes`; None: its weights never change
+    shapes: Mapping[str, torch.Size]  # of an update's tensors; empty: derived from the target's, or never updated
     copies_target: bool = False  # layer by layer, so that its K/V approximate the target's
+    parallel: bool = False  # an EAGLE head that drafts all tokens in one pass
+    multiple: int = 1  # vLLM accepts only such multiples as the deepest draft
+    block: int = 0  # tokens that a parallel drafter drafts in its one pass; 0: as many as the deepest draft
 
     def speculative_config(self, drafts: int, tensor_parallel: int = 1, *, drawn: bool = False) -> dict[str, Any]:
         """Return the speculative_config of EngineArgs. `drafts`: the deepest strategy of any drafter.
 
         `drawn`: drafts are drawn at the request's temperature, and verified by their probabilities; otherwise they are
         the most probable tokens."""
-        return {
+        config = {
             "method": self.method,
             "model": str(self.directory),
-            "num_speculative_tokens": drafts,
+            "num_speculative_tokens": -(-drafts // self.multiple) * self.multiple,
             "draft_tensor_parallel_size": tensor_parallel,
             "draft_sample_method": "probabilistic" if drawn else "greedy",
         }
+        return config | ({"parallel_drafting": True} if self.parallel else {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,3 +92,20 @@ def self_drafter(target: Path, out: Path) -> ModelDrafter:
         write_quantised(source, tensors.items(), FORMATS["w8a8"], out)
     mend_int8()
     return ModelDrafter(method="draft_model", directory=out, convert=quantised, shapes={}, copies_target=True)
+
+
+def foreign_drafter(name: str, path: str, target: Path) -> ModelDrafter:
+    """Return the speculator at rollout.speculation.NAME.path, which vLLM computes and nothing here trains.
+
+    Raises EagleWeightsError (not such a speculator, or not one of this target), WeightsMismatchError."""
+    with SafetensorsDirectory(Path(path)) as tensors:
+        found = read_speculator(name, path, target, set(tensors))
+    return ModelDrafter(
+        method=found.method,
+        directory=Path(path),
+        convert=None,
+        shapes={},
+        parallel=found.parallel,
+        multiple=found.multiple,
+        block=found.block,
+    )

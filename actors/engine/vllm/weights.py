@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from actors.engine.vllm.worker import Converter, PacelineWorker, WeightsSource
+from drafter.foreign import is_beyond
 from models.checkpoint import check_tensors
 from models.config import read_config
 from models.directory import SafetensorsDirectory, WeightsMismatchError
@@ -120,10 +121,12 @@ def forget_prefixes(scheduler: Any) -> list[str]:
 
 def _expected(model: Path) -> tuple[dict[str, torch.Size], dict[str, torch.dtype], bool]:
     """Return shapes by name of the tensors in a checkpoint of this model, dtypes of the low-bit ones, and whether the
-    head shares the embedding."""
-    tied = bool(read_config(model).get("tie_word_embeddings", False))
+    head shares the embedding. Learners compute no MTP layers, so theirs are not expected."""
+    config = read_config(model)
+    tied = bool(config.get("tie_word_embeddings", False))
+    layers = int((config.get("text_config") or config)["num_hidden_layers"])
     with SafetensorsDirectory(model) as tensors:
-        names = [name for name in tensors if not name.endswith("rotary_emb.inv_freq")]
+        names = [name for name in tensors if not name.endswith("rotary_emb.inv_freq") and not is_beyond(name, layers)]
         shapes = {name: torch.Size(tensors.shape_of(name)) for name in names}
         dtypes = {name: tensors.dtype_of(name) for name in names}
         low_bit = {name: dtype for dtype in LOW_BIT_DTYPES for name in names if dtypes[name] == dtype}

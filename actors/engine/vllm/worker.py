@@ -54,10 +54,10 @@ class PacelineWorker:
         with _as_at_start(self.vllm_config, model_config):
             _reload(self.model_runner.get_draft_model(), convert(source.tensors()), model_config)
 
-    def paceline_hold_drafter(self, copies_target: bool) -> None:
+    def paceline_hold_drafter(self, copies_target: bool, block: int = 0) -> None:
         """Let the scheduler decide when the drafter runs; see DrafterPasses."""
         runner = self.model_runner
-        runner.drafter.propose = DrafterPasses(runner, copies_target).propose
+        runner.drafter.propose = DrafterPasses(runner, copies_target, block).propose
         if runner.speculative_config.draft_sample_method == "probabilistic":
             verify_by_step(runner)
 
