@@ -174,8 +174,8 @@ class Rejected:
 
 @dataclass(slots=True, kw_only=True)  # not frozen: the engine increments it in every step
 class DraftCounts:
-    """Sums over engine steps of one or several strategies. Steps with prompt chunks count as steps, but not in any
-    seconds. Seconds are engine seconds, summed over workers."""
+    """Sums over engine steps of one or several strategies. Steps with prompt chunks count as steps, and in no seconds
+    but saved ones. Seconds are engine seconds, summed over workers."""
 
     engine_steps: int = 0
     request_steps: int = 0  # verifications: decoding requests, summed over the steps
@@ -183,7 +183,7 @@ class DraftCounts:
     accepted: int = 0
     seconds: float = 0.0  # of the timed steps, including drafting
     draft_s: float = 0.0  # of `seconds`, drafting
-    saved_s: float = 0.0  # measured plain-decoding seconds of the same tokens, minus `seconds`; 0 where unknown
+    saved_s: float = 0.0  # plain-decoding seconds of the same responses, minus their own; 0 where unknown
     expected_s: float = 0.0  # sum of the predicted times of the timed steps that had a prediction ...
     measured_s: float = 0.0  # ... and of their measured times, a part of `seconds`
     missed_s: float = 0.0  # sum over steps of |measured - predicted|

@@ -2,7 +2,7 @@
 
 from collections import Counter, defaultdict
 from dataclasses import replace
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +12,7 @@ from actors.engine.batch.telemetry import TRACE_S, EngineStepRecord
 from actors.engine.native.engine import NativeEngine
 from config.strategy import PLAIN, Strategy
 from contracts.rollout import EngineWindow, StrategyUse
+from drafter.protocol import BatchView, Drafts
 from models import weights
 from models.checkpoint import hf_state_dict
 from policies.speculation.policy import FixedPolicy, Reason
@@ -224,3 +225,35 @@ def test_an_evaluation_has_windows_of_its_own_and_the_policy_learns_nothing(tmp_
     drafted = sum(use.drafted for window in ordinary for use in window.strategies)
     assert drafted >= sum(step[2] for step in policy.recorded) > 0
     assert len(policy.recorded) <= sum(window.engine_steps for window in ordinary) < len(records)
+
+
+def test_what_a_rollout_saved_is_measured_by_its_longest_response(tmp_path: Path) -> None:
+    """Drafts that stand for some requests only: a plain step costs the same for any number, so 30 are saved at most."""
+
+    class Flat(Turns):
+        def plain_s(self, load: Load) -> float:
+            return 1e-3
+
+    class Half(Oracle):
+        def propose(self, batch: BatchView, strategy: Strategy) -> Drafts:
+            drafts = super().propose(batch, strategy)
+            return Drafts(drafts.tokens, np.where(np.array(batch.request_ids) % 2, drafts.counts, 0))
+
+    model = tiny_model(tmp_path)
+    # Prompts of a token leave no step with chunks.
+    made = make_requests(8, prompts=4, seed=31, max_new_tokens=30)
+    requests = [replace(request, prompt_tokens=request.prompt_tokens[:1]) for request in made]
+    expected = run(engine(model), requests)
+    policy, records, ticks = Flat([PLAIN, Strategy("oracle", 4)], None), list[EngineStepRecord](), count()
+    drafters = {"oracle": Half(expected)}
+    core = NativeEngine(
+        model, options_of(), drafters=drafters, policy=policy, on_step=records.append, timer=lambda: float(next(ticks))
+    )
+    core.submit(requests)
+    uses = [u for event in drain(core) if isinstance(event, EngineWindow) for u in event.strategies]
+    drafted = [use for use in uses if use.strategy != str(PLAIN)]
+    plain_steps = sum(use.engine_steps for use in uses if use.strategy == str(PLAIN))
+    apart = sum(record.emitted / record.running for record in records) - 30
+    assert abs(apart) > 3, "by steps alone"
+    saved_s = 1e-3 * (30 - plain_steps) - sum(use.seconds for use in drafted)
+    assert sum(use.saved_s for use in drafted) == pytest.approx(saved_s, abs=1e-6)

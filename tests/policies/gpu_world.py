@@ -8,12 +8,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from config.strategy import PLAIN, Strategy
 from policies.speculation.policy import StrategyPolicy
+from policies.speculation.savings import Savings
 from policies.steps import Int64Array, Load, StepKind, StepOutcome
 
 REQUESTS, LONGEST, PROMPT = 64, 2048, 150
+CHUNK = 4  # prompts of a step
 SIBLINGS = 1.6  # a tree's level fails as often as a chain's to that power
 
 
@@ -57,13 +60,18 @@ class Burst:
 
 @dataclass(slots=True)
 class World:
-    """One engine and its clock. `told`: what the policy is called after each rollout, with new weights."""
+    """One engine and its clock. With a policy it books what drafts save, as an engine does."""
 
     drafters: Mapping[str, Drafts]
     seed: int = 0
     bursts: Sequence[Burst] = ()
+    slots: int = 1 << 30  # so many run at a time
+    prompts: bool = False  # they take passes: CHUNK requests begin in a step
+    uneven: float = 0.0  # standard deviation, over problems, of the logarithm of drafts that fail
+    slow: float = 1.0  # what the machine takes now for what took 1
     now_s: float = 0.0
     late_s: float = 0.0  # of the rollouts so far, in bursts
+    saved_s: float = 0.0  # as booked
     used_s: dict[str, float] = field(default_factory=dict)  # by strategy
     _draw: np.random.Generator = field(init=False)
 
@@ -87,48 +95,75 @@ class World:
 
     def rollout(self, lengths: Int64Array, choose: Callable[[Load], Strategy], policy: StrategyPolicy | None) -> float:
         """Seconds until every response has its length. Eight responses to a prompt."""
-        left, done = lengths.astype(float), np.zeros(len(lengths))
-        began_s, ids, batch = self.now_s, np.arange(len(lengths)) // 8, np.zeros(0, np.int64)
-        while len(live := np.flatnonzero(left > 0)):
+        count = len(lengths)
+        done, begun, batch = np.zeros(count, np.int64), np.zeros(count, bool), np.zeros(0, np.int64)
+        began_s, ids = self.now_s, np.arange(count) // 8
+        fails = np.exp(np.random.default_rng(self.seed + 1).normal(0, self.uneven, count // 8 + 1))[ids]
+        known = np.full(count, PROMPT)  # tokens, as an engine's slots have them
+        savings, chunk = Savings(known), CHUNK if self.prompts else count
+        while (done < lengths).any():
+            free = self.slots - int((begun & (done < lengths)).sum())
+            coming = np.flatnonzero(~begun)[: min(free, chunk)]
+            for one in coming:
+                savings.begin(int(one))
+            begun[coming] = True
+            running = begun & (done < lengths)
+            running[coming] &= not self.prompts
+            live, rows = np.flatnonzero(running), len(coming) * PROMPT * self.prompts
             requests, context_tokens = len(live), int(done[live].sum()) + len(live) * PROMPT
-            if len(batch) != requests:
+            if len(batch) != requests or not np.array_equal(batch, ids[live]):
                 batch = ids[live]
-            load = Load(requests, 0, context_tokens, batch)
-            strategy = choose(load)
-            reached, stood, nodes, draft_s = self._drafts(strategy, requests)
-            target_s = pass_s(requests + nodes, requests, context_tokens) * self._draw.normal(1, 0.02)
+            load = Load(requests, int((~begun).sum()), context_tokens, batch)
+            strategy = choose(load) if requests else PLAIN
+            reached, stood, nodes, draft_s = self._drafts(strategy, requests, fails[live])
+            target_s = pass_s(requests + nodes + rows, requests, context_tokens) * self._draw.normal(1, 0.02)
             late_s = [self._late_s(passes=False) * (strategy.depth > 0), self._late_s(passes=True)]
-            draft_s += late_s[0]
-            seconds = draft_s + target_s + late_s[1]
+            draft_s = draft_s * self.slow + late_s[0]
+            seconds = draft_s + target_s * self.slow + late_s[1]
             self.late_s += sum(late_s)
-            if policy is not None:
+            before = done.copy()
+            done[live] = np.minimum(done[live] + 1 + stood, lengths[live])
+            done[coming] = np.maximum(done[coming], self.prompts)
+            if policy is not None and requests:
                 outcome = StepOutcome(
-                    kind=StepKind.USUAL,
+                    kind=StepKind.DISTURBED if rows else StepKind.USUAL,
                     strategy=strategy,
                     load=load,
-                    prompt_tokens=0,
+                    prompt_tokens=rows,
                     drafted=nodes,
-                    accepted=int(stood.sum()),
+                    accepted=int((done - before)[live].sum()) - requests,
                     elapsed_s=seconds,
                     draft_s=draft_s,
                     prompt_ids=batch,
                     reached=reached if strategy.depth else None,
                     stood=stood if strategy.depth else None,
                 )
+                if strategy.depth:
+                    self.saved_s += savings.book(outcome, policy, usual=not rows)[0]
+                else:
+                    savings.passed(load)
                 policy.record(outcome)
-            left[live] -= 1 + stood
-            done[live] += 1 + stood
+            known[:] = PROMPT + done
+            for one in np.flatnonzero((done >= lengths) & (before < lengths)):
+                savings.end(int(one))
             self.now_s += seconds
             self.used_s[str(strategy)] = self.used_s.get(str(strategy), 0.0) + seconds
+        if policy is not None:
+            self.saved_s += sum(
+                savings.settle(lambda running, tokens: policy.plain_s(Load(running, 0, tokens))).values()
+            )
         return self.now_s - began_s
 
-    def _drafts(self, strategy: Strategy, requests: int) -> tuple[Int64Array, Int64Array, int, float]:
+    def _drafts(
+        self, strategy: Strategy, requests: int, fails: NDArray[np.float64]
+    ) -> tuple[Int64Array, Int64Array, int, float]:
         nothing = np.zeros(requests, np.int64)
         if not strategy.depth:
             return nothing, nothing, 0, 0.0
         one = self.drafters[strategy.drafter]
         says = self._draw.random(requests) < one.says
-        stood = (self._draw.random((requests, strategy.depth)) < self.stands(strategy)).cumprod(1).sum(1) * says
+        stands = np.maximum(1 - (1 - self.stands(strategy)) * fails, 0)[:, None]
+        stood = (self._draw.random((requests, strategy.depth)) < stands).cumprod(1).sum(1) * says
         seconds = one.seconds(requests, strategy.depth) * self._draw.normal(1, 0.03)
         if one.late and self._draw.random() < one.late:
             seconds += one.late_s

@@ -17,6 +17,7 @@ from actors.engine.calibrated import PassNews
 from config.strategy import PLAIN, Strategy
 from contracts.rollout import EarlyUse, EngineWindow, PassEvent
 from policies.speculation.policy import Reason, StrategyPolicy
+from policies.speculation.savings import Savings
 from policies.steps import NO_REQUESTS, Load, StepKind, StepOutcome
 
 _NOTHING: dict[str, NDArray[np.int64]] = {}
@@ -33,12 +34,13 @@ class StepAccount:
         table: SlotTable,
         speculator: Speculator,
         prompts: PromptMeter,
+        savings: Savings,
         steps: list[EngineStepRecord] | None,
         timer: Callable[[], float] = perf_counter,
         news: PassNews | None = None,
     ) -> None:
         self._table, self._speculator, self._steps, self._timer = table, speculator, steps, timer
-        self._meter, self._news = WindowMeter(prompts), news
+        self._meter, self._news, self._savings = WindowMeter(prompts), news, savings
         self._start_s = 0.0
         self._fresh_weights = False
         self._turn = 0
@@ -52,10 +54,13 @@ class StepAccount:
     def new_weights(self) -> None:
         """Target or drafter weights are new: the next step's time does not count for the strategy."""
         self._fresh_weights = True
+        self._settle()  # an engine that is never idle
 
     def window(self, now_s: float, occupancy: Occupancy, *, idle: bool) -> EngineWindow | None:
         """Return the current window, if it is due or no work is left."""
         meter = self._meter
+        if idle:
+            self._settle()
         return meter.cut(now_s, occupancy) if meter.due(now_s) or (idle and meter.engine_steps) else None
 
     def passes(self, window: EngineWindow, *, idle: bool) -> list[PassEvent]:
@@ -67,9 +72,23 @@ class StepAccount:
         if plan.slots is not self._slots:  # the same array while the requests are the same
             self._slots, self._evaluation = plan.slots, bool(self._table.evaluation[plan.slots].any())
         meter = self._meter
-        ended = meter.cut(now_s, occupancy) if meter.engine_steps and meter.evaluation != self._evaluation else None
+        ended = None
+        if meter.engine_steps and meter.evaluation != self._evaluation:
+            self._settle()
+            ended = meter.cut(now_s, occupancy)
         meter.evaluation = self._evaluation
         return ended
+
+    def _settle(self) -> None:
+        """Correct what was booked as saved by what plain decoding of the same responses takes."""
+        policy = self._speculator.policy
+
+        def price(running: int, context_tokens: int) -> float | None:
+            return None if policy is None else policy.plain_s(Load(running, 0, context_tokens))
+
+        if self._meter.engine_steps:  # else no window shows it: with the next one
+            for strategy, seconds in self._savings.settle(price).items():
+                self._meter.count_correction(strategy, seconds)
 
     def count(
         self,
@@ -99,6 +118,7 @@ class StepAccount:
         expected_s: float | None = None
         reason: Reason | None = None
         accepted, stood = settled.accepted_tokens, settled.accepted  # of drafts
+        saved_s = most_s = 0.0
         if checked is not None:
             stood = self._checked(policy, plan, strategy, load, drafts, settled, checked, elapsed_s, captured=captured)
             accepted = 0 if stood is None else int(stood.sum())
@@ -123,6 +143,10 @@ class StepAccount:
             self._turn += 1
             if strategy.depth or not self._turn % SAMPLED:
                 expected_s = policy.expected_s(outcome)
+            if strategy.depth:
+                saved_s, most_s = self._savings.book(outcome, policy, usual=typical, captured=captured)
+            else:
+                self._savings.passed(load)
             policy.record(outcome)
         elif policy is not None and plan.prefill_tokens:  # its time shows the cost of many rows
             policy.record(_costs_alone(evaluation, strategy, load, plan.prefill_tokens, elapsed_s))
@@ -137,10 +161,6 @@ class StepAccount:
             if expected_s is not None and typical:
                 meter.count_expected(expected_s, elapsed_s)
         if strategy.depth and policy is not None:
-            plain_s = policy.plain_s(load) if typical else None
-            saved_s = most_s = 0.0
-            if plain_s is not None:  # a verification takes at least as long as a plain step of the same requests
-                saved_s, most_s = plain_s * emitted / decoding - elapsed_s, elapsed_s * (emitted / decoding - 1)
             draft_s = speculator.draft_s if typical else 0.0
             meter.count_drafting(drafted, accepted, draft_s, saved_s, most_s)
             if drafts is not None and stood is not None:
@@ -207,6 +227,7 @@ class StepAccount:
         if policy is not None:
             policy.record(outcome)
         decoding, ends = load.running, int(plan.samples.sum()) - load.running  # ends: of prompts, which draw a token
+        self._savings.passed(load, settled.new_tokens - ends - decoding)
         token_s = self._token_s.get(decoding.bit_length())
         if token_s is None and policy is not None:
             token_s = policy.plain_s(load)

@@ -59,13 +59,14 @@ class _Use:
 
     counts: StrategyUse = field(default_factory=lambda: StrategyUse(strategy=""))
     most_saved_s: float = 0.0
+    corrected_s: float = 0.0  # of saved_s, beyond any bound of a step
     reached: list[Int64Array] = field(default_factory=list)
     stood: list[Int64Array] = field(default_factory=list)
 
     def closed(self, strategy: Strategy) -> StrategyUse:
         counts = self.counts
         counts.strategy = str(strategy)
-        counts.saved_s = min(counts.saved_s, self.most_saved_s)
+        counts.saved_s = min(counts.saved_s, self.most_saved_s) + self.corrected_s
         counts.offered, counts.taken = _at_least(self.reached, strategy.depth), _at_least(self.stood, strategy.depth)
         return counts
 
@@ -174,6 +175,10 @@ class WindowMeter:
         counts.accepted += accepted
         counts.draft_s += draft_s
         counts.saved_s += saved_s
+
+    def count_correction(self, strategy: Strategy, seconds: float) -> None:
+        """Add to what the strategy's steps since the last correction saved."""
+        self._uses.setdefault(strategy, _Use()).corrected_s += seconds
 
     def count_early(self, use: EarlyUse) -> None:
         """Add the last step's verification of early text."""

@@ -61,6 +61,7 @@ from models.weights import unpack
 from policies.speculation.budget import DraftBudget
 from policies.speculation.graph_plan import batch_buckets, bucketed_plan
 from policies.speculation.policy import StrategyPolicy
+from policies.speculation.savings import Savings
 from policies.steps import Load
 
 NO_DRAFTERS: Mapping[str, Drafter] = {}
@@ -178,21 +179,21 @@ class NativeEngine(BatchEngine):
         self._pacer = pacer
         self._speculator.new_target(weights_version)
         self._stops = RuleStops(self._table, config.vocab_size)
-        prompts = PromptMeter(self._table)
+        prompts, savings = PromptMeter(self._table), Savings(self._table.length)
         # Rejection sampling accepts with other draws than plain decoding: early text would change tokens.
         self._early = None if verification == "rejection" else EarlyTexts(self._table, self._steps, config.vocab_size)
         watchers: list[SlotWatcher] = [self._stops]
         if self._early is not None:
             watchers.append(self._early)
         if self._speculator.has_drafters:
-            watchers += [self._speculator, prompts]
+            watchers += [self._speculator, prompts, savings]
         if self._recording is not None:
             watchers.append(self._recording)
         self._scheduler = Scheduler(
             self._table, BlockPool(blocks), block_tokens, options.prefill_chunk_tokens, watchers
         )
         self._queue = self._occupancy = self._scheduler
-        self._account = StepAccount(self._table, self._speculator, prompts, steps, timer, news)
+        self._account = StepAccount(self._table, self._speculator, prompts, savings, steps, timer, news)
         self._plan_graphs(policy)
         self._progress_every_tokens = options.progress_every_tokens
         self._model, self._low_bit, self._adapter_base = model, model.low_bit, adapter_base

@@ -39,6 +39,7 @@ from drafter.protocol import Drafter
 from models.manifest import WeightsManifest
 from models.weights import WeightsCorruptError
 from policies.speculation.policy import StrategyPolicy
+from policies.speculation.savings import Savings
 from policies.steps import Load
 
 Int64Array = NDArray[np.int64]
@@ -129,17 +130,17 @@ class VllmEngine(BatchEngine):
         )
         self._speculator.new_target(weights_version)
         self._stops = RuleStops(table, backend.vocab_size)
-        prompts = PromptMeter(table)
+        prompts, savings = PromptMeter(table), Savings(table.length)
         watchers: list[SlotWatcher] = [self._stops]
         if self._speculator.has_drafters:
-            watchers += [self._speculator, prompts]
+            watchers += [self._speculator, prompts, savings]
         self._worker = worker
         if backend.refusal:
             names = [*drafters, *(() if worker is None else (worker.name,))]
             self._events += [DrafterFailed(name, backend.refusal, final=True) for name in names]
         self._queue = self._admission = AdmissionQueue(table, watchers)
         self._occupancy = self
-        self._account = StepAccount(table, self._speculator, prompts, steps, timer, news=news)
+        self._account = StepAccount(table, self._speculator, prompts, savings, steps, timer, news=news)
         self._progress_every_tokens = progress_every_tokens
         # The current step: vLLM's decoding requests, the plan of their slots, and the result.
         self._decoding: list[Any] = []
