@@ -26,6 +26,14 @@ def pass_s(rows: float, requests: int, context_tokens: int) -> float:
     return float((memory**1.5 + compute**1.5) ** (1 / 1.5)) + 1e-5 * requests
 
 
+def processor_s(rows: float, requests: int, context_tokens: int) -> float:
+    """One pass where eight rows take nearly eight times one."""
+    return 5e-4 + 2e-3 * rows + 2e-8 * context_tokens
+
+
+Price = Callable[[float, int, int], float]  # seconds of a pass, by rows, requests and context
+
+
 @dataclass(frozen=True, slots=True)
 class Drafts:
     """Of one drafter: how often it has something to say, how often a token stands, seconds."""
@@ -68,6 +76,7 @@ class World:
     slots: int = 1 << 30  # so many run at a time
     prompts: bool = False  # they take passes: CHUNK requests begin in a step
     uneven: float = 0.0  # standard deviation, over problems, of the logarithm of drafts that fail
+    price: Price = pass_s
     slow: float = 1.0  # what the machine takes now for what took 1
     now_s: float = 0.0
     late_s: float = 0.0  # of the rollouts so far, in bursts
@@ -86,11 +95,13 @@ class World:
     def worth(self, strategy: Strategy, requests: int, context_tokens: int) -> float:
         """Expected tokens per second."""
         if not strategy.depth:
-            return requests / pass_s(requests, requests, context_tokens)
+            return requests / self.price(requests, requests, context_tokens)
         one, chance = self.drafters[strategy.drafter], self.stands(strategy)
         tokens = 1 + one.says * sum(chance**level for level in range(1, strategy.depth + 1))
         rows = requests * (1 + one.says * strategy.tokens_to_verify)
-        seconds = pass_s(rows, requests, context_tokens) + one.seconds(requests, strategy.depth) + one.late * one.late_s
+        seconds = (
+            self.price(rows, requests, context_tokens) + one.seconds(requests, strategy.depth) + one.late * one.late_s
+        )
         return requests * tokens / seconds
 
     def rollout(self, lengths: Int64Array, choose: Callable[[Load], Strategy], policy: StrategyPolicy | None) -> float:
@@ -116,7 +127,7 @@ class World:
             load = Load(requests, int((~begun).sum()), context_tokens, batch)
             strategy = choose(load) if requests else PLAIN
             reached, stood, nodes, draft_s = self._drafts(strategy, requests, fails[live])
-            target_s = pass_s(requests + nodes + rows, requests, context_tokens) * self._draw.normal(1, 0.02)
+            target_s = self.price(requests + nodes + rows, requests, context_tokens) * self._draw.normal(1, 0.02)
             late_s = [self._late_s(passes=False) * (strategy.depth > 0), self._late_s(passes=True)]
             draft_s = draft_s * self.slow + late_s[0]
             seconds = draft_s + target_s * self.slow + late_s[1]
@@ -187,9 +198,10 @@ def rollouts(
     count: int,
     bursts: Sequence[Burst] = (),
     trained: Iterable[str] = ("eagle",),
+    price: Price = pass_s,
 ) -> tuple[list[float], World]:
     """Seconds of each, with new weights of target and trained drafters behind it."""
-    world, each = World(drafters, seed, bursts), []
+    world, each = World(drafters, seed, bursts, price=price), []
     for one in lengths(seed, count):
         each.append(world.rollout(one, policy.choose, policy))
         policy.new_target()
@@ -199,9 +211,9 @@ def rollouts(
     return each, world
 
 
-def plain(seed: int, count: int) -> list[float]:
+def plain(seed: int, count: int, price: Price = pass_s) -> list[float]:
     """Seconds of each without drafts."""
-    world = World({}, seed)
+    world = World({}, seed, price=price)
     return [world.rollout(one, lambda load: PLAIN, None) for one in lengths(seed, count)]
 
 

@@ -14,7 +14,7 @@ from policies.speculation.build import build_policy
 from policies.speculation.chooser import AdaptivePolicy
 from policies.speculation.defaults import default_arms
 from tests.params import long
-from tests.policies.gpu_world import EAGLE, SELF, USUAL, Burst, Drafts, oracle, plain, rollouts
+from tests.policies.gpu_world import EAGLE, SELF, USUAL, Burst, Drafts, oracle, plain, processor_s, rollouts
 from tests.policies.speculation_sim import arms
 
 ROLLOUTS, SEEDS = 6, (0, 1, 2)
@@ -102,6 +102,24 @@ def test_nor_in_the_first_rollout_in_which_it_is_new(drafter: str) -> None:
     for seed in range(8):
         (plain_s,), (found_s,) = plain(seed, 1), rollouts(adaptive(chosen), drafters, seed, 1)[0]
         assert plain_s >= 0.97 * found_s, seed
+
+
+# The same where drafted rows are paid for: text that repeats nothing, a head, and a copy that takes as long as its
+# target.
+ON_A_PROCESSOR = {
+    "ngram": Drafts(1.0, 0.05),
+    "suffix": Drafts(1.0, 0.05),
+    "eagle": replace(EAGLE, stands=0.02, level_s=3e-4, each_s=2e-4),
+    "self": replace(SELF, level_s=2e-3, each_s=2.4e-3),
+}
+
+
+@pytest.mark.parametrize("drafter", ["ngram", *long("suffix", "eagle", "self")])
+def test_nor_does_it_on_a_processor(drafter: str) -> None:
+    drafters = {drafter: ON_A_PROCESSOR[drafter]}
+    policy = AdaptivePolicy(default_arms(drafters), max_running=1 << 30, exploration=0.01)
+    found_s = rollouts(policy, drafters, 0, 3, price=processor_s)[0]
+    assert sum(plain(0, 3, processor_s)) >= 0.98 * sum(found_s)
 
 
 @pytest.mark.parametrize("drafter", ["useless", *long("hostile", "late", "dear")])

@@ -187,3 +187,22 @@ def test_an_engine_books_what_its_drafts_save_within_15_per_cent(world: str, see
         policy.new_target()
         policy.renewed("eagle")
     assert own.saved_s == pytest.approx(saved_s, rel=0.15)
+
+
+def test_so_do_workers_that_divide_requests_otherwise_than_plain_ones() -> None:
+    """Two, twelve prompts of eight: engine seconds of both together."""
+    draw, drafters = np.random.default_rng(0), {"eagle": EAGLE}
+    plain = [World({}, worker, prompts=True, slots=32) for worker in range(2)]
+    own = [World(drafters, 7 * worker, prompts=True, slots=32, uneven=0.7) for worker in range(2)]
+    policies = [adaptive(default_arms(drafters)) for _ in own]
+    saved_s = 0.0
+    for _ in range(3):
+        prompts = np.minimum(2048, np.exp(draw.normal(4.6, 0.9, (12, 8)))).astype(np.int64)
+        orders = [draw.permutation(12) for _ in range(2)]
+        for worker in range(2):
+            saved_s += plain[worker].rollout(prompts[orders[0][worker::2]].ravel(), lambda load: PLAIN, None)
+            policy = policies[worker]
+            saved_s -= own[worker].rollout(prompts[orders[1][worker::2]].ravel(), policy.choose, policy)
+            policy.new_target()
+            policy.renewed("eagle")
+    assert sum(one.saved_s for one in own) == pytest.approx(saved_s, rel=0.15)
