@@ -5,16 +5,18 @@ Padded (for comparison): sequences keep their order, each is padded to the longe
 computed like any other token. Both have the same layout: a flat row of tokens with segment borders, where `rows` are
 the positions whose hidden states predict response tokens.
 
-Shared: a common prefix of packed sequences (a system prompt, the prompt of a group, the same short answer) is laid out
-once. Segments then continue others (`ops.Segments`), and a sequence's tokens are not contiguous.
+Shared: a common prefix of packed sequences (a system prompt, the prompt of a group, the turns before a fork, the same
+short answer) is laid out once. Segments then continue others (`ops.Segments`), and a sequence's tokens are not
+contiguous.
 
-The plan depends only on lengths and on which prompts are equal. It is the same on every rank, without communication.
+The plan depends only on the tokens. It is the same on every rank, without communication.
 """
 
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heapreplace
+from itertools import pairwise
 from operator import itemgetter
 
 import numpy as np
@@ -183,25 +185,54 @@ def plan_padded(lengths: Sequence[int], *, budget_tokens: int, ranks: int) -> Pl
 def bundles_of(
     prompts: Sequence[NDArray[np.int32]], responses: Sequence[NDArray[np.int32]], *, budget_tokens: int, ranks: int
 ) -> tuple[Bins, list[int]]:
-    """Bundle sequences by prompt, as items of a plan of shared micro-batches; return the bundles and their tokens, with
-    the prompt counted once. Groups are split to fit the budget, and for several ranks into pieces of even shares."""
-    groups: dict[bytes, list[int]] = {}
-    for i, prompt in enumerate(prompts):
-        groups.setdefault(prompt.tobytes(), []).append(i)
-    own = [len(response) - 1 for response in responses]
-    total = sum(len(prompts[g[0]]) + sum(own[i] for i in g) for g in groups.values())
+    """Bundle sequences into trees, as items of a plan of shared micro-batches. Returns the bundles and their tokens,
+    with every common prefix counted once.
+
+    A tree has the sequences of a prompt, and those whose prompt continues it: turns, and what forks from them. It is
+    cut where that repeats the fewest tokens, to fit the budget, and for several ranks into pieces of even shares."""
+    inputs = [np.concatenate((p, r[:-1])) for p, r in zip(prompts, responses, strict=True)]
+    order = depth_first(inputs)
+    shared = [0, *(common_prefix(inputs[a], inputs[b]) for a, b in pairwise(order))]
+    trees: list[slice] = []
+    for at, i in enumerate(order):
+        if at and shared[at] >= min(len(prompts[order[at - 1]]), len(prompts[i])):
+            trees[-1] = slice(trees[-1].start, at + 1)
+        else:
+            trees.append(slice(at, at + 1))
+    fresh = np.array([len(inputs[i]) for i in order], np.int64) - shared
+    heads = np.array([tree.start for tree in trees])
+    total = int(fresh.sum()) + sum(shared[head] for head in heads)
     most = budget_tokens if ranks == 1 else min(budget_tokens, total // (ranks * PIECES_PER_RANK))
-    bundles: Bins = []
-    lengths: list[int] = []
-    for group in groups.values():
-        first = len(prompts[group[0]])
-        for i in group:
-            if i == group[0] or lengths[-1] + own[i] > most:
-                bundles.append([])
-                lengths.append(first)
-            bundles[-1].append(i)
-            lengths[-1] += own[i]
-    return bundles, lengths
+    cut = [piece for tree in trees for piece in _cut(fresh[tree], np.array(shared[tree]), tree.start, most)]
+    found = [(sorted(order[begin:end]), tokens) for begin, end, tokens in cut]
+    found.sort(key=lambda bundle: bundle[0][0])
+    return [bundle for bundle, _ in found], [tokens for _, tokens in found]
+
+
+def _cut(fresh: NDArray[np.int64], shared: NDArray[np.int64], start: int, most: int) -> list[tuple[int, int, int]]:
+    """Cut a tree of n sequences in depth-first order into runs of at most `most` tokens (or one sequence): the fewest
+    tokens, then the fewest runs. fresh, shared: tokens of each that the one before has not, and has. Returns (begin,
+    end, tokens) of the runs, numbered from `start`. O(n) operations on arrays of at most n."""
+    sums = np.concatenate(([0], np.cumsum(fresh)))
+    whole = int(sums[-1] + shared[0])
+    if whole <= most:
+        return [(start, start + len(fresh), whole)]
+    best = np.zeros(len(sums), np.int64)  # of what comes before: tokens, and a run counts as a fraction of one
+    come_from = np.zeros(len(sums), np.int64)
+    scale = len(sums)
+    for end in range(1, len(sums)):
+        tokens = sums[end] - sums[:end] + shared[:end]
+        fits = tokens <= most
+        fits[-1] = True
+        costs = np.where(fits, best[:end] + tokens * scale + 1, np.iinfo(np.int64).max)
+        come_from[end] = int(costs.argmin())
+        best[end] = costs[come_from[end]]
+    runs, end = list[tuple[int, int, int]](), len(fresh)
+    while end:
+        begin = int(come_from[end])
+        runs.append((start + begin, start + end, int(sums[end] - sums[begin] + shared[begin])))
+        end = begin
+    return runs[::-1]
 
 
 def build_micro_batch(
@@ -272,7 +303,7 @@ def lay_out_shared(
     fresh: list[NDArray[np.int32]] = []
     parent_of = dict[int, int]()  # first row of a segment -> the row before it
     rows, before, path = 0, np.zeros(0, np.int32), np.zeros(0, np.int64)
-    for i in sorted(range(len(inputs)), key=lambda i: inputs[i].astype(">i4").tobytes()):
+    for i in depth_first(inputs):
         common = common_prefix(before, inputs[i])
         fresh.append(inputs[i][common:])
         path = np.concatenate((path[:common], np.arange(rows, rows + len(fresh[-1]))))
@@ -286,6 +317,11 @@ def lay_out_shared(
     parents = np.searchsorted(starts, [parent_of[start] for start in starts.tolist()], side="right") - 1
     lengths = np.diff(np.append(starts, rows))
     return np.concatenate(fresh).astype(np.int64), lengths.tolist(), tuple(parents.tolist()), places
+
+
+def depth_first(inputs: Sequence[NDArray[np.int32]]) -> list[int]:
+    """Return the indices in the order of a walk through the radix tree of the sequences."""
+    return sorted(range(len(inputs)), key=lambda i: inputs[i].astype(">i4").tobytes())
 
 
 def common_prefix(a: NDArray[np.int32], b: NDArray[np.int32]) -> int:

@@ -1,6 +1,7 @@
 """The micro-batch plan and layout: properties for any lengths, and one layout written out by hand."""
 
 from collections.abc import Sequence
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from actors.training.packing import (
     Plan,
     build_micro_batch,
     bundles_of,
+    depth_first,
     lay_out_shared,
     plan_packed,
     plan_padded,
@@ -202,14 +204,53 @@ def test_shared_tokens_are_laid_out_once(inputs: list[list[int]]) -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 30)), min_size=1, max_size=40), st.integers(1, 4))
 def test_bundles_hold_every_sequence_once_within_the_budget(shapes: list[tuple[int, int]], ranks: int) -> None:
-    prompts = [np.arange(3 + kind, dtype=np.int32) for kind, _ in shapes]
-    responses = [np.zeros(length, np.int32) for _, length in shapes]
+    prompts = [np.arange(kind, kind + 3, dtype=np.int32) for kind, _ in shapes]
+    responses = [np.full(length, 10 + i, np.int32) for i, (_, length) in enumerate(shapes)]
     bundles, lengths = bundles_of(prompts, responses, budget_tokens=40, ranks=ranks)
     assert sorted(i for bundle in bundles for i in bundle) == list(range(len(shapes)))
     for bundle, length in zip(bundles, lengths, strict=True):
-        assert len({len(prompts[i]) for i in bundle}) == 1
+        assert len({int(prompts[i][0]) for i in bundle}) == 1
         assert length == len(prompts[bundle[0]]) + sum(len(responses[i]) - 1 for i in bundle)
         assert length <= 40 or len(bundle) == 1
+
+
+FORKS = st.lists(st.lists(st.integers(0, 1), min_size=2, max_size=9), min_size=1, max_size=9)
+
+
+@given(FORKS, st.integers(4, 30))
+def test_a_tree_is_cut_where_that_repeats_the_fewest_tokens(responses: list[list[int]], budget: int) -> None:
+    prompt = np.array([7, 8, 9], np.int32)
+    arrays = [np.array(tokens, np.int32) for tokens in responses]
+    inputs = [np.concatenate((prompt, tokens[:-1])) for tokens in arrays]
+    bundles, lengths = bundles_of([prompt] * len(arrays), arrays, budget_tokens=budget, ranks=1)
+    for bundle, length in zip(bundles, lengths, strict=True):
+        assert length == len(lay_out_shared([inputs[i] for i in bundle])[0])
+        assert length <= budget or len(bundle) == 1
+    order = depth_first(inputs)
+    fewest = min(
+        tokens
+        for cuts in product((False, True), repeat=len(order) - 1)
+        if (tokens := _tokens_of(cuts, [inputs[i] for i in order], budget)) is not None
+    )
+    assert (sum(lengths), len(lengths)) == fewest
+
+
+def _tokens_of(cuts: Sequence[bool], inputs: list[np.ndarray], budget: int) -> tuple[int, int] | None:
+    """Tokens and number of the pieces, by layout; None if one is too large."""
+    borders = [0, *(at for at, cut in enumerate(cuts, 1) if cut), len(inputs)]
+    pieces = [inputs[a:b] for a, b in pairwise(borders)]
+    sizes = [len(lay_out_shared(piece)[0]) for piece in pieces]
+    fits = all(size <= budget or len(piece) == 1 for size, piece in zip(sizes, pieces, strict=True))
+    return (sum(sizes), len(pieces)) if fits else None
+
+
+def test_turns_whose_prompts_continue_each_other_are_one_tree() -> None:
+    first = np.array([1, 2, 3], np.int32)
+    answer, second = np.array([4, 5, 6], np.int32), np.array([1, 2, 3, 4, 5, 6, 30, 31], np.int32)
+    other = np.array([1, 2, 9, 9], np.int32)  # begins as the others do, and is a prompt of its own
+    prompts, responses = [first, second, other, second], [answer, answer + 10, answer, answer + 20]
+    bundles, lengths = bundles_of(prompts, responses, budget_tokens=100, ranks=1)
+    assert (bundles, lengths) == ([[0, 1, 3], [2]], [8 + 2 + 2, 4 + 2])
 
 
 def test_a_rank_without_work_has_a_token_that_predicts_nothing() -> None:

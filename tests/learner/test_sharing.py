@@ -1,5 +1,6 @@
 """What sequences begin with alike is computed once: same numbers, same gradients, fewer tokens."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -45,6 +46,33 @@ def groups(longest: int = 20) -> list[TrainSequence]:
     return found
 
 
+def forks() -> list[TrainSequence]:
+    """Two episodes as sequences of their turns: the second turns of the first, of which two are sampled after the same
+    first turn, and a third turn that continues one of them."""
+    rng, found = np.random.default_rng(8), list[TrainSequence]()
+    for _ in range(2):
+        prompt, turns = rng.integers(0, 60, 9), [rng.integers(0, 60, 7) for _ in range(5)]
+        seen = [
+            (prompt, turns[0]),
+            (prompt, np.concatenate((turns[0][:4], turns[1]))),
+            (np.concatenate((prompt, turns[0], [5])), turns[1]),
+            (np.concatenate((prompt, turns[0], [5])), turns[2]),
+            (np.concatenate((prompt, turns[0], [5], turns[2], [6, 7])), turns[3]),
+        ]
+        for before, response in seen:
+            zeros = np.zeros(len(response), np.float32)
+            found.append(
+                TrainSequence(
+                    prompt_tokens=before.astype(np.int32),
+                    response_tokens=response.astype(np.int32),
+                    sampler_logprobs=zeros,
+                    sampler_logprobs_t1=zeros,
+                    advantage=float(rng.normal()),
+                )
+            )
+    return found
+
+
 def trainer_of(model_dir: Path, *, shared: bool, **learner: object) -> Trainer:
     trainer = make_trainer(model_dir, optimizer=OPTIMIZER, **learner)
     assert trainer.shares_prefixes
@@ -65,8 +93,11 @@ def logprobs_of(trainer: Trainer, sequences: list[TrainSequence]) -> dict[int, t
 
 @needs_native
 @pytest.mark.parametrize("learner", [{}, {"lora": {"rank": 4}}, {"micro_batch_tokens": 40}], ids=str)
-def test_log_probs_are_bitwise_those_of_sequences_alone(model_dir: Path, learner: dict[str, object]) -> None:
-    shared, alone = (logprobs_of(trainer_of(model_dir, shared=s, **learner), groups()) for s in (True, False))
+@pytest.mark.parametrize("sequences", [groups, forks])
+def test_log_probs_are_bitwise_those_of_sequences_alone(
+    model_dir: Path, learner: dict[str, object], sequences: Callable[[], list[TrainSequence]]
+) -> None:
+    shared, alone = (logprobs_of(trainer_of(model_dir, shared=s, **learner), sequences()) for s in (True, False))
     assert shared.keys() == alone.keys()
     assert all(torch.equal(shared[i], alone[i]) for i in shared)
 
@@ -85,22 +116,33 @@ def test_a_step_does_the_same_to_the_weights_with_fewer_tokens(model_dir: Path, 
     torch.testing.assert_close(weights, expected, rtol=0, atol=1e-5)
 
 
-def test_gradients_in_float64_are_those_of_sequences_alone(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("budget_tokens", [10**6, 48])  # all in one pass, and trees that are cut
+@pytest.mark.parametrize("made", [groups, forks])
+def test_gradients_in_float64_are_those_of_sequences_alone(
+    model_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    made: Callable[[], list[TrainSequence]],
+    budget_tokens: int,
+) -> None:
     """The real network, with float64 where it computes in float32."""
     monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
-    sequences = groups()
+    sequences, whole = made(), dict[bool, int]()
     weights = np.random.default_rng(0).normal(size=len(sequences))
     found = []
     for shared in (True, False):
         network = init_model(model_dir, 5, dtype=torch.float64)
         module = LogProbModel(network, torch.device("cpu"))
-        mini = batches.build_mini_batch(sequences, weights, Rank(), budget_tokens=10**6, packing=True, shared=shared)
+        mini = batches.build_mini_batch(
+            sequences, weights, Rank(), budget_tokens=budget_tokens, packing=True, shared=shared
+        )
+        whole[shared] = mini.computed_tokens
         for batch in mini.micro:
             logprobs, _, _ = module(batch.tokens, batch.context, batch.rows, batch.targets, 0.7)
             assert logprobs.dtype is torch.float64
             (logprobs * batch.coefficients.double()).sum().backward()
         found.append(torch.cat([p.grad.flatten() for p in network.parameters() if p.grad is not None]))
     assert float((found[0] - found[1]).abs().max()) <= 1e-12 * float(found[1].abs().max())
+    assert whole[True] < 0.8 * whole[False]
 
 
 @needs_native
