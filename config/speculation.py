@@ -28,6 +28,10 @@ class SuffixOptions(BaseModel, frozen=True, extra="forbid"):
         bool,
         Field(description="draft from all problems where a problem's own index has little; false: as in DAS"),
     ] = True
+    siblings: Annotated[
+        bool,
+        Field(description="draft from a prompt's other responses while they are sampled, here and on other workers"),
+    ] = True
     version_decay: Annotated[float, Field(gt=0, le=1, description="weight of a rollout per version of age")] = 0.8
     min_probability: Annotated[float, Field(ge=0, lt=1, description="a draft ends below this path probability")] = 0.1
 

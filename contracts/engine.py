@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from contracts.handoff import Offer
-from contracts.rollout import DrafterLoaded, DraftersSaved, Request, Slept, WeightsLoaded
+from contracts.rollout import DrafterLoaded, DraftersSaved, IntArray, Request, Slept, WeightsLoaded
 from models.manifest import WeightsManifest
 
 A = TypeVar("A")
@@ -81,6 +81,25 @@ class Remember(Command):
 
 
 @dataclass(frozen=True, slots=True)
+class SiblingText:
+    """Tokens from number `first` on of a response that another worker samples, of a prompt that is sampled here too."""
+
+    prompt_id: int
+    request_id: int
+    first: int
+    tokens: IntArray
+    reported_s: float  # wall clock at which the driver had them
+
+
+@dataclass(frozen=True, slots=True)
+class Hear(Command):
+    """Give texts under way on other workers to the drafters. Those of prompts without a request here are dropped at the
+    next weights."""
+
+    texts: tuple[SiblingText, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class RecordStates(Command):
     """Record hidden states of requests that begin from now on, or stop. An engine that was not started to record, or
     has none, ignores it."""
@@ -118,6 +137,7 @@ EngineCommand = (
     | Sleep
     | Wake
     | Remember
+    | Hear
     | RecordStates
     | SaveDrafters
     | LoadDrafters

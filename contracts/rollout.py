@@ -314,6 +314,11 @@ class EngineWindow:
     prompts: tuple[PromptUse, ...] = ()  # since the last window; many prompts are spread over several windows
     reasons: tuple[ReasonUse, ...] = ()  # why decoding steps used their strategy; empty without a policy
     early: EarlyUse | None = None  # None: no early text was verified
+    origins: tuple[tuple[str, int], ...] = ()  # accepted drafted tokens by where their drafter found them, if it says
+    # Of a sample of drafts: their number, accepted tokens, and those accepted without siblings under way.
+    sibling_gain: tuple[int, int, int] = (0, 0, 0)
+    heard_tokens: int = 0  # of siblings under way on other workers, that the drafters received
+    heard_delay_s: float = 0.0  # sum over those tokens: from the driver's clock to this engine's
 
 
 class EngineAnswer:

@@ -192,6 +192,20 @@ class Drafter(ABC):
         """Add rollouts that other workers finished."""
         return
 
+    def hear(self, slot: int, request_id: int, first: int, response: NDArray[np.int32]) -> None:
+        """Tokens from number `first` on of the response of another worker's request, whose prompt is that of `slot`."""
+        return
+
+    def sibling_gain(self) -> tuple[int, int, int]:
+        """Return, of a sample of drafts since the last call: their number, how many of their tokens were accepted, and
+        how many would have been without siblings under way."""
+        return 0, 0, 0
+
+    def accepted_from(self) -> Mapping[str, int]:
+        """Return drafted tokens that were accepted since the last call, by where the drafter found them; empty where
+        that is not known."""
+        return {}
+
     def save(self, directory: str) -> None:
         """Write the state that would be lost with the process, if there is any."""
         return

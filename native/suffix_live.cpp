@@ -66,7 +66,8 @@ int LiveText::find(float weight, Candidate* out) const {
     if (length > 0 && (count < kOwnCandidates || out[count - 1].length < length)) {
       int at = count < kOwnCandidates ? count++ : count - 1;
       for (; at > 0 && out[at - 1].length < length; --at) out[at] = out[at - 1];
-      out[at] = {text_.data() + node, static_cast<int32_t>(size() - node), static_cast<int16_t>(length), true, weight};
+      out[at] = {text_.data() + node, static_cast<int32_t>(size() - node), static_cast<int16_t>(length),
+                 Origin::kOwn, weight};
     }
     if (sign == 0) break;
     (sign < 0 ? below : above) = length;

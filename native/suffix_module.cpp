@@ -2,6 +2,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <stdexcept>
@@ -36,13 +37,17 @@ constexpr float kOwnWeight = 4;
 class Suffixes {
  public:
   Suffixes(int64_t handles, int64_t window_bytes, int64_t pool_bytes, int64_t max_bytes, float epoch_decay,
-           int64_t inline_tokens)
+           int64_t inline_tokens, bool siblings)
       : handles_(handles),
         store_(StoreOptions{handles, bytes(window_bytes), bytes(pool_bytes), bytes(max_bytes), epoch_decay, kOwnWeight,
-                            inline_tokens}) {}
+                            inline_tokens, siblings}) {}
 
   void begin(int64_t handle, Tokens prompt) { store_.begin(handle, prompt.data(), prompt.size()); }
   void finish(int64_t handle, bool keep, int64_t version) { store_.finish(handle, keep, version); }
+  void settle(int64_t handle, Tokens text) { store_.settle(handle, text.data(), text.size()); }
+  void hear(int64_t handle, int64_t request, int64_t first, Tokens response) {
+    store_.hear(handle, request, first, response.data(), response.size());
+  }
   void publish(Tokens prompt, Tokens response, int64_t version) {
     store_.publish(prompt.data(), prompt.size(), response.data(), response.size(), version);
   }
@@ -120,10 +125,12 @@ auto unlocked() {
 
 void bind_suffix(nb::module_& m) {
   nb::class_<Suffixes>(m, "Suffixes", "Suffix index per problem (DAS 4.1). Use drafter.suffix.SuffixDrafter.")
-      .def(nb::init<int64_t, int64_t, int64_t, int64_t, float, int64_t>(), "handles"_a, "window_bytes"_a, "pool_bytes"_a,
-           "max_bytes"_a, "epoch_decay"_a, "inline_tokens"_a)
+      .def(nb::init<int64_t, int64_t, int64_t, int64_t, float, int64_t, bool>(), "handles"_a, "window_bytes"_a, "pool_bytes"_a,
+           "max_bytes"_a, "epoch_decay"_a, "inline_tokens"_a, "siblings"_a)
       .def("begin", &Suffixes::begin)
       .def("finish", &Suffixes::finish)
+      .def("settle", &Suffixes::settle)
+      .def("hear", &Suffixes::hear)
       .def("publish", &Suffixes::publish)
       .def("append_batch", &Suffixes::append_batch)
       .def("draft_batch", &Suffixes::draft_batch)
@@ -138,6 +145,11 @@ void bind_suffix(nb::module_& m) {
         nb::gil_scoped_release release;
         self.store().load(path);
       })
+      .def_prop_ro("gain", [](Suffixes& self) {
+        paceline::suffix::Gain gain = self.store().gain();
+        return std::vector<int64_t>{gain.drafts, gain.with, gain.without};
+      })
+      .def_prop_ro("accepted", unlocked<&Store::accepted>())
       .def_prop_ro("bytes", unlocked<&Store::bytes>())
       .def_prop_ro("live_bytes", unlocked<&Store::live_bytes>())
       .def_prop_ro("problems", unlocked<&Store::problems>())

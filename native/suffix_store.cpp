@@ -12,6 +12,8 @@ constexpr size_t kLeastBytes = 4096;
 // A large window, or the pool, is merged when this fraction of it is pending: a merge passes over all of it.
 constexpr int64_t kWindowParts = 64, kPoolParts = 16;
 constexpr int kSilent = 1;  // an own match of at most this many tokens is weak (measured: docs/results/suffix_scope.md)
+constexpr int64_t kSample = 16, kJudged = 256, kRest = 8;  // drafts, drafts, versions: see Gain
+constexpr double kLeastGain = 1.01;
 constexpr int kAges = 64;          // older rollouts get the weight of this age
 
 uint64_t hash(const Token* tokens, int64_t count) {
@@ -105,6 +107,7 @@ void Store::begin(int64_t handle, const Token* prompt, int64_t tokens) {
   request.text.clear();
   request.text.append(prompt, tokens);
   request.prompt_tokens = tokens;
+  join(request);
   make_room();
 }
 
@@ -112,11 +115,104 @@ void Store::finish(int64_t handle, bool keep, int64_t version) {
   std::lock_guard<std::mutex> lock(mutex_);
   Live& request = live(handle);
   if (!request.problem) throw std::invalid_argument("suffix store: finish of a handle without a request");
+  leave(request);
   ProblemPtr problem = std::move(request.problem);
   request.problem = nullptr;
   --problem->running;
   if (keep) publish(problem, request.text.data(), request.prompt_tokens, request.text.size(), version);
   forget_if_unused(problem);
+}
+
+void Store::join(Live& request) {
+  request.draft.clear();
+  request.judged = false;
+  if (!options_.siblings) return;
+  Problem& problem = *request.problem;
+  if (!problem.group) problem.group = std::make_unique<GroupText>(options_.window_bytes);
+  int64_t border = std::min(request.prompt_tokens, kBorder);
+  request.sibling = problem.group->open(Origin::kRunningHere, request.text.data() + request.prompt_tokens - border,
+                                        border);
+}
+
+void Store::leave(Live& request) {
+  Problem& problem = *request.problem;
+  if (!problem.group) return;
+  problem.group->close(request.sibling);
+  if (problem.group->opened() > static_cast<int64_t>(problem.elsewhere.size())) return;
+  problem.group = nullptr;  // no request here follows the others any more
+  problem.elsewhere.clear();
+}
+
+// The group learns what the request has gained, if there is another text.
+void Store::follow(Live& request) {
+  Problem& problem = *request.problem;
+  if (!problem.group || problem.group->opened() < 2 || version_ < followed_from_) return;
+  int64_t first = request.prompt_tokens - std::min(request.prompt_tokens, kBorder);
+  int64_t known = first + problem.group->size(request.sibling);
+  problem.group->append(request.sibling, request.text.data() + known, request.text.size() - known);
+}
+
+void Store::hear(int64_t handle, int64_t sibling, int64_t first, const Token* response, int64_t tokens) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Live& request = live(handle);
+  if (!request.problem) throw std::invalid_argument("suffix store: a sibling of a handle without a request");
+  Problem& problem = *request.problem;
+  if (!problem.group) return;
+  int64_t border = std::min(request.prompt_tokens, kBorder);
+  auto [found, fresh] = problem.elsewhere.try_emplace(sibling, 0);
+  if (fresh)
+    found->second = problem.group->open(Origin::kRunningElsewhere,
+                                        request.text.data() + request.prompt_tokens - border, border);
+  int64_t known = problem.group->size(found->second) - border;
+  if (first > known || first + tokens <= known) return;
+  problem.group->append(found->second, response + (known - first), first + tokens - known);
+}
+
+void Store::count(Live& request, const Token* tokens, int64_t count) {
+  auto accepted = [&](const std::vector<Drafted>& draft, auto&& each) {
+    int32_t node = -1, nodes = static_cast<int32_t>(draft.size());
+    for (int64_t i = 0; i < count; ++i) {
+      int32_t next = node + 1;
+      while (next < nodes && (draft[next].parent != node || draft[next].token != tokens[i])) ++next;
+      if (next == nodes) return i;
+      each(draft[next].origin);
+      node = next;
+    }
+    return count;
+  };
+  int64_t with = accepted(request.draft, [this](Origin origin) { ++accepted_[static_cast<size_t>(origin)]; });
+  if (request.judged) {
+    int64_t without = accepted(request.without, [](Origin) {});
+    for (Gain* gain : {&gain_, &judged_}) ++gain->drafts, gain->with += with, gain->without += without;
+    judge();
+  }
+  request.judged = false;
+  request.draft.clear();
+}
+
+void Store::judge() {
+  if (judged_.drafts < kJudged) return;
+  double with = static_cast<double>(judged_.drafts + judged_.with);
+  if (with < kLeastGain * static_cast<double>(judged_.drafts + judged_.without)) followed_from_ = version_ + kRest;
+  judged_ = {};
+}
+
+Gain Store::gain() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return gain_;
+}
+
+void Store::settle(int64_t handle, const Token* text, int64_t tokens) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Live& request = live(handle);
+  if (!request.problem) throw std::invalid_argument("suffix store: the end of a handle without a request");
+  int64_t known = request.text.size();
+  if (tokens > known) count(request, text + known, tokens - known);
+}
+
+std::vector<int64_t> Store::accepted() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return accepted_;
 }
 
 void Store::publish(const Token* prompt, int64_t prompt_tokens, const Token* response, int64_t tokens,
@@ -166,6 +262,7 @@ void Store::append(int64_t requests, const int64_t* handles, const Token* tokens
     Live& request = live(handles[r]);
     if (!request.problem) throw std::invalid_argument("suffix store: append to a handle without a request");
     if (offsets[r + 1] < offsets[r]) throw std::invalid_argument("suffix store: offsets descend");
+    if (offsets[r + 1] > offsets[r]) count(request, tokens + offsets[r], offsets[r + 1] - offsets[r]);
     request.text.append(tokens + offsets[r], offsets[r + 1] - offsets[r]);
     request.text.index();
   }
@@ -179,7 +276,9 @@ void Store::catch_up(int64_t requests, const int64_t* handles, const Token* hist
     int64_t known = request.text.size();
     if (!request.problem) throw std::invalid_argument("suffix store: a history of a handle without a request");
     if (lengths[r] < known) throw std::invalid_argument("suffix store: a history became shorter");
-    request.text.append(history + handles[r] * stride + known, lengths[r] - known);
+    const Token* gained = history + handles[r] * stride + known;
+    if (lengths[r] > known) count(request, gained, lengths[r] - known);
+    request.text.append(gained, lengths[r] - known);
   }
 }
 
@@ -189,27 +288,50 @@ void Store::draft(const DraftRows& rows) {
   for (int64_t r = 0; r < rows.requests; ++r) {
     Live& request = live(rows.handles[r]);
     if (!request.problem) throw std::invalid_argument("suffix store: draft for a handle without a request");
+    follow(request);
+  }
+  int64_t width = rows.shape.nodes;
+  std::vector<Origin> origins(static_cast<size_t>(width));
+  std::vector<int64_t> scratch(static_cast<size_t>(2 * width));
+  for (int64_t r = 0; r < rows.requests; ++r) {
+    Live& request = live(rows.handles[r]);
     Problem& problem = *request.problem;
     merge_if_due(problem);
     request.text.index();
     DraftShape shape = rows.shape;
     shape.nodes = static_cast<int>(std::clamp<int64_t>(rows.room[r], 0, shape.nodes));
     shape.depth = std::min(shape.depth, shape.nodes);
-    Candidate own[kOwnCandidates], window[kWindowCandidates], all[kCandidates + kWindowCandidates];
-    int n = request.text.find(options_.own_weight, own), m = 0;
-    if (problem.window) m = problem.window->find(request.text.context(), version_, weight_of_age_, 0, window);
-    std::merge(own, own + n, window, window + m, all,
-               [](const Candidate& a, const Candidate& b) { return a.length > b.length; });
-    int count = n + m, longest = count ? all[0].length : 0;
-    if (longest <= kSilent && pool_->window) {  // its longer matches come first; the vote uses them all
-      int k = pool_->window->find(request.text.context(), version_, weight_of_age_, longest, window);
-      std::copy_backward(all, all + count, all + k + count);
-      std::copy(window, window + k, all);
-      count = std::min(k + count, kCandidates);
-    }
-    DraftOut out{rows.tokens + r * rows.shape.nodes, rows.parents + r * rows.shape.nodes,
-                 rows.probs ? rows.probs + r * rows.shape.nodes : nullptr};
-    rows.counts[r] = suffix::draft(all, count, shape, out);
+    Candidate own[kOwnCandidates], siblings[kSiblingCandidates], running[kOwnCandidates + kSiblingCandidates];
+    Candidate window[kWindowCandidates], all[kCandidates + kWindowCandidates];
+    Context context = request.text.context();
+    int n = request.text.find(options_.own_weight, own), s = 0, m = 0;
+    if (problem.group && problem.group->opened() > 1 && version_ >= followed_from_)
+      s = problem.group->find(context, request.sibling, weight_of_age_[0], siblings);
+    if (problem.window) m = problem.window->find(context, version_, weight_of_age_, 0, window);
+    auto longer = [](const Candidate& a, const Candidate& b) { return a.length > b.length; };
+    std::merge(own, own + n, siblings, siblings + s, running, longer);
+    DraftOut out{rows.tokens + r * width, rows.parents + r * width, rows.probs ? rows.probs + r * width : nullptr,
+                 origins.data()};
+    auto drafted = [&](const Candidate* texts, int found, const DraftOut& out, std::vector<Drafted>& kept) {
+      std::merge(texts, texts + found, window, window + m, all, longer);
+      int count = found + m, longest = count ? all[0].length : 0;
+      if (longest <= kSilent && pool_->window) {  // its longer matches come first; the vote uses them all
+        Candidate pool[kWindowCandidates];
+        int k = pool_->window->find(context, version_, weight_of_age_, longest, pool);
+        for (int i = 0; i < k; ++i) pool[i].origin = Origin::kPool;
+        std::copy_backward(all, all + count, all + k + count);
+        std::copy(pool, pool + k, all);
+        count = std::min(k + count, kCandidates);
+      }
+      int64_t nodes = suffix::draft(all, count, shape, out);
+      kept.clear();
+      for (int64_t i = 0; i < nodes; ++i)
+        kept.push_back({static_cast<Token>(out.tokens[i]), static_cast<int32_t>(out.parents[i]), origins[i]});
+      return nodes;
+    };
+    request.judged = options_.siblings && version_ >= followed_from_ && turn_++ % kSample == 0;
+    if (request.judged) drafted(own, n, {scratch.data(), scratch.data() + width, nullptr, origins.data()}, request.without);
+    rows.counts[r] = drafted(running, n + s, out, request.draft);
   }
 }
 
@@ -353,6 +475,7 @@ size_t Store::live_bytes() const {
   std::lock_guard<std::mutex> lock(mutex_);
   size_t bytes = 0;
   for (const Live& request : lives_) bytes += request.text.bytes();
+  for (const auto& [key, problem] : problems_) bytes += problem->group ? problem->group->bytes() : 0;
   return bytes;
 }
 

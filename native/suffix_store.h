@@ -13,6 +13,7 @@
 #include <thread>
 #include <unordered_map>
 
+#include "suffix_group.h"
 #include "suffix_live.h"
 #include "suffix_vote.h"
 #include "suffix_window.h"
@@ -27,6 +28,13 @@ struct StoreOptions {
   float epoch_decay;        // weight of a rollout per version of age
   float own_weight;         // of an own occurrence, against one in a rollout of the current version
   int64_t inline_tokens;    // the next draft merges windows up to this size, the worker larger ones
+  bool siblings;            // drafts follow texts of the problem's other requests under way, too: see Gain
+};
+
+// What drafts gain by siblings under way: of every 16th draft, how much of it is accepted, and how much of the draft
+// without them would have been. Below 1 % more tokens per verification they are not followed for the next versions.
+struct Gain {
+  int64_t drafts = 0, with = 0, without = 0;
 };
 
 // Drafts of R requests: row r of the outputs holds `nodes` places. `counts` [R].
@@ -53,6 +61,11 @@ class Store {
   void begin(int64_t handle, const Token* prompt, int64_t tokens);
   // The request leaves; with `keep` its response joins the problem's window as a rollout of `version`.
   void finish(int64_t handle, bool keep, int64_t version);
+  // The request's whole text, as known at its end: counts the last draft's accepted tokens.
+  void settle(int64_t handle, const Token* text, int64_t tokens);
+  // Tokens [first, first + tokens) of the response of `request`, a sibling of the handle's request that another worker
+  // samples. What is known already is left out, and what leaves a gap.
+  void hear(int64_t handle, int64_t request, int64_t first, const Token* response, int64_t tokens);
   // A finished rollout from elsewhere.
   void publish(const Token* prompt, int64_t prompt_tokens, const Token* response, int64_t tokens, int64_t version);
 
@@ -72,8 +85,13 @@ class Store {
   // Replaces the windows by those of a file. Throws std::runtime_error naming the file, and then changes nothing.
   void load(const std::string& path);
 
+  // [kOrigins]: accepted tokens of drafts so far, by the origin of the longest match that proposed each.
+  std::vector<int64_t> accepted() const;
+
+  Gain gain() const;  // so far
+
   size_t bytes() const;       // windows, pool, and pending rollouts; shared texts count twice
-  size_t live_bytes() const;  // texts of running requests
+  size_t live_bytes() const;  // texts of running requests, here and elsewhere
   size_t problems() const;
   size_t window_tokens() const;
   size_t pool_tokens() const;
@@ -86,21 +104,37 @@ class Store {
     std::vector<RolloutPtr> pending;             // oldest first
     int64_t tokens = 0, pending_tokens = 0;      // of window and pending; of pending
     int64_t running = 0;
+    std::unique_ptr<GroupText> group;                     // null: no request runs
+    std::unordered_map<int64_t, int32_t> elsewhere;       // its texts of other workers, by request
     size_t bytes = 0, spare = 0;                 // spare: beyond the newest rollout
     bool merging = false;
     uint64_t generation = 0;  // counts evictions
     std::list<uint64_t>::iterator recency;
   };
   using ProblemPtr = std::shared_ptr<Problem>;
+  struct Drafted {
+    Token token;
+    int32_t parent;
+    Origin origin;
+  };
   struct Live {
     ProblemPtr problem;  // null: no request
     LiveText text;
     int64_t prompt_tokens = 0;
+    int32_t sibling = -1;  // its number in the problem's group
+    std::vector<Drafted> draft;  // the last one, if what came of it is not known yet
+    std::vector<Drafted> without;  // the same without siblings
+    bool judged = false;           // ... which is one of the sample
   };
 
   Live& live(int64_t handle);
   ProblemPtr& touch(uint64_t key);
   void forget_if_unused(const ProblemPtr& problem);
+  void join(Live& request);
+  void leave(Live& request);
+  void follow(Live& request);
+  void count(Live& request, const Token* tokens, int64_t count);
+  void judge();
   void publish(const ProblemPtr& problem, const Token* text, int64_t prompt_tokens, int64_t tokens, int64_t version);
   void add(const ProblemPtr& problem, const RolloutPtr& rollout);
   bool due(const Problem& problem) const;
@@ -129,6 +163,9 @@ class Store {
   size_t bytes_ = 0;
   int64_t version_ = 0;
   uint64_t sequence_ = 0;
+  Gain gain_, judged_;  // all; since siblings were followed again
+  int64_t turn_ = 0, followed_from_ = 0;  // drafts; the version from which siblings are followed
+  std::vector<int64_t> accepted_ = std::vector<int64_t>(kOrigins);
 };
 
 }  // namespace paceline::suffix

@@ -52,16 +52,21 @@ inline uint64_t last_two(Context context) {
   return first << 32 | second;
 }
 
+// Where a proposal was found. kFinished: a rollout of the present weights' version; kOlder: of an earlier one.
+enum class Origin : uint8_t { kOwn, kRunningHere, kRunningElsewhere, kFinished, kOlder, kPool };
+constexpr int kOrigins = 6;
+
 // An earlier place with a similar context: its continuation is a proposal.
 struct Candidate {
   const Token* next;
   int32_t left;    // tokens known from `next` on, >= 1
   int16_t length;  // tokens of context in common, 1 .. kContext
-  bool own;        // of the request's own text: the draft itself follows its end
+  Origin origin;   // kOwn: the draft itself follows its end
   float weight;
 };
 
-constexpr int kWindowCandidates = 16, kOwnCandidates = 8;
-constexpr int kCandidates = kWindowCandidates + kOwnCandidates;
+constexpr int kWindowCandidates = 16, kOwnCandidates = 8, kSiblingCandidates = 8;
+constexpr int kCandidates = kWindowCandidates + kOwnCandidates + kSiblingCandidates;
+static_assert(kCandidates <= 32);  // trees hold sets of them in 32 bits
 
 }  // namespace paceline::suffix

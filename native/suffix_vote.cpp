@@ -20,7 +20,14 @@ const Powers kPowers;
 // Candidate c's proposal `depth` tokens on, on a path `before` [depth]; -1: nothing.
 inline Token proposal(const Candidate& c, int depth, const Token* before) {
   if (depth < c.left) return c.next[depth];
-  return c.own ? before[depth - c.left] : -1;
+  return c.origin == Origin::kOwn ? before[depth - c.left] : -1;
+}
+
+// The first of a set of candidates, which is not empty.
+inline int lowest(uint32_t active) {
+  int first = 0;
+  while (!(active >> first & 1)) ++first;
+  return first;
 }
 
 // The number of tokens that a match of `length` may draft.
@@ -30,7 +37,7 @@ inline int reach(int length, const DraftShape& shape) {
 
 // The chain of the first `count` candidates. Returns its length.
 int vote(const Candidate* candidates, const float* weights, int count, int depth, float min_probability, Token* tokens,
-         float* probs, float& score) {
+         float* probs, Origin* origins, float& score) {
   uint8_t active[kCandidates];
   float total = 0;
   for (int i = 0; i < count; ++i) active[i] = static_cast<uint8_t>(i), total += weights[i];
@@ -57,6 +64,7 @@ int vote(const Candidate* candidates, const float* weights, int count, int depth
       if (proposed[i] == seen[best]) active[left++] = active[i];
     count = left;
     tokens[length] = seen[best];
+    origins[length] = candidates[active[0]].origin;
     probs[length] = std::min(1.0f, sums[best] * scale);
     score += probs[length++];
   }
@@ -69,19 +77,22 @@ int chain(const Candidate* candidates, int count, const DraftShape& shape, const
     weights[i] = candidates[i].weight * kPowers.level[std::min<int>(candidates[i].length, kBaseTokens)];
   Token tokens[2][kMaxDepth];
   float probs[2][kMaxDepth], best_score = 0;
+  Origin origins[2][kMaxDepth];
   int best = 0, length = 0, end = 0;
   for (int levels = 0; levels < kLevels && end < count; ++levels) {
     int match = candidates[end].length, depth = std::min({shape.depth, reach(match, shape), kMaxDepth});
     if (depth <= best_score) break;  // no probability exceeds one
     while (end < count && candidates[end].length == match) ++end;
     float score;
-    int drafted = vote(candidates, weights, end, depth, shape.min_probability, tokens[1 - best], probs[1 - best], score);
+    int drafted = vote(candidates, weights, end, depth, shape.min_probability, tokens[1 - best], probs[1 - best],
+                       origins[1 - best], score);
     if (score > best_score) best = 1 - best, best_score = score, length = drafted;
   }
   for (int i = 0; i < length; ++i) {
     out.tokens[i] = tokens[best][i];
     out.parents[i] = i - 1;
     if (out.probs) out.probs[i] = probs[best][i];
+    if (out.origins) out.origins[i] = origins[best][i];
   }
   return length;
 }
@@ -135,6 +146,7 @@ int tree(const Candidate* candidates, int count, const DraftShape& shape, const 
     out.tokens[drafted] = node.token;
     out.parents[drafted] = node.parent;
     if (out.probs) out.probs[drafted] = std::min(1.0f, node.weight / total);
+    if (out.origins) out.origins[drafted] = candidates[lowest(node.active)].origin;
     ++drafted;
   }
 }

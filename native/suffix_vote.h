@@ -15,7 +15,8 @@ struct DraftShape {
 struct DraftOut {
   int64_t* tokens;
   int64_t* parents;
-  float* probs;  // may be null
+  float* probs;     // may be null
+  Origin* origins;  // of the longest match that proposes the token; may be null
 };
 
 // The draft of `candidates` (sorted by length, longest first; at most kCandidates), at most shape.nodes nodes.

@@ -198,7 +198,8 @@ int Window::find(Context query, int64_t now, const std::vector<float>& weight_of
     const Rollout& rollout = *rollouts_[block.rollout];
     int64_t at = place - block.start, age = now - rollout.version, ages = static_cast<int64_t>(weight_of_age.size());
     out[count++] = {block.text + at, static_cast<int32_t>(static_cast<int64_t>(rollout.tokens.size()) - at),
-                    static_cast<int16_t>(length), false, weight_of_age[std::clamp<int64_t>(age, 0, ages - 1)]};
+                    static_cast<int16_t>(length), age > 0 ? Origin::kOlder : Origin::kFinished,
+                    weight_of_age[std::clamp<int64_t>(age, 0, ages - 1)]};
   }
   return count;
 }

@@ -13,6 +13,7 @@ Among workers, the one with the least expected work left gets the next group (Gr
 Token counts must be multiples of 1/16 (`exact`), so that their sums do not depend on the order of events.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, heapreplace
 
@@ -113,6 +114,11 @@ class Balance:
         self.waiting -= 1
         self._waiting_groups -= not group.waiting
         self._rank(prompt_id, group)
+
+    def holders(self, prompt_id: int) -> Collection[str]:
+        """Return the workers that run requests of the prompt."""
+        group = self._groups.get(prompt_id)
+        return () if group is None else group.holders
 
     def progress(self, worker: str, tokens: float) -> None:
         """Subtract tokens from a running request of the worker."""

@@ -29,10 +29,11 @@ def suffixes(
     pool_bytes: int = 0,
     decay: float = 1.0,
     inline_tokens: int = UNLIMITED,
+    siblings: bool = False,
 ) -> Any:
     """Return the native index without a size limit; without a pool unless it gets bytes."""
     assert kernels is not None, "the native extension is not built"
-    return kernels.Suffixes(requests, window_bytes, pool_bytes, UNLIMITED, decay, inline_tokens)
+    return kernels.Suffixes(requests, window_bytes, pool_bytes, UNLIMITED, decay, inline_tokens, siblings)
 
 
 class Contender(Protocol):

@@ -1,7 +1,8 @@
 """The suffix drafter (DAS 4.1) behind the engine's drafter interface. Owns the calls; the index is native/suffix_*.
 
-Requests with the same prompt share a problem, across RL steps and workers. There are two levels: a frozen window of the
-problem's recent finished rollouts, and the request's own growing text (with its prompt). If both match at most one
+Requests with the same prompt share a problem, across RL steps and workers. There are three levels: a frozen window of
+the problem's recent finished rollouts, the request's own growing text (with its prompt), and those of its siblings that
+are under way, here or (as far as `hear` was told) on other workers. If they match at most one
 token of context, as in a problem's first epoch, longer matches in the *pool* join the vote. The pool is a window over
 recent rollouts of all problems, which DAS does not have (its Figure 6 compares either alone). A finished rollout joins
 its problem's window before the problem's next draft, so that running siblings can use it. It joins the pool when enough
@@ -23,6 +24,9 @@ from models.ops.native import kernels
 
 _LOG = logging.getLogger(__name__)
 _FILE = "suffix.index"
+# Where accepted tokens were found, as native/suffix_text.h numbers it: in the request's own text, in siblings under way
+# here or elsewhere, in finished rollouts of these weights or of older ones, in other problems' rollouts (the pool).
+ORIGINS = ("own", "running", "elsewhere", "finished", "older", "pool")
 _POOL_PARTS = 8  # the pool takes at most 1 / _POOL_PARTS of max_bytes
 
 
@@ -64,7 +68,9 @@ class SuffixDrafter(Drafter):
             options.max_bytes,
             options.version_decay,
             inline_tokens,
+            options.siblings,
         )
+        self._reported, self._gain = [0] * len(ORIGINS), [0, 0, 0]
 
     @property
     def bytes(self) -> int:
@@ -73,7 +79,7 @@ class SuffixDrafter(Drafter):
 
     @property
     def live_bytes(self) -> int:
-        """Memory of the running requests' own texts."""
+        """Memory of the running requests' texts, and of what was heard of their siblings."""
         return int(self._index.live_bytes)
 
     @property
@@ -86,6 +92,7 @@ class SuffixDrafter(Drafter):
         self._prompts[slot] = len(prompt_tokens)
 
     def end(self, slot: int, tokens: NDArray[np.int32], prompt_length: int, finished: bool) -> None:
+        self._index.settle(slot, tokens)
         self._index.finish(slot, False, self._version)
         if finished:
             # Only an episode's own turn: the others were published, and observations are not the model's text.
@@ -103,6 +110,20 @@ class SuffixDrafter(Drafter):
         """Add rollouts that other workers finished, with about the present weights."""
         for prompt, response in zip(prompts, responses, strict=True):
             self._index.publish(prompt, response, self._version)
+
+    def hear(self, slot: int, request_id: int, first: int, response: NDArray[np.int32]) -> None:
+        self._index.hear(slot, request_id, first, response)
+
+    def accepted_from(self) -> dict[str, int]:
+        now = self._index.accepted
+        gained = {name: a - b for name, a, b in zip(ORIGINS, now, self._reported, strict=True) if a > b}
+        self._reported = now
+        return gained
+
+    def sibling_gain(self) -> tuple[int, int, int]:
+        drafts, accepted, without = (a - b for a, b in zip(self._index.gain, self._gain, strict=True))
+        self._gain = self._index.gain
+        return drafts, accepted, without
 
     def save(self, directory: str) -> None:
         """Write windows and pool to `directory`, atomically. Raises RuntimeError naming the file."""

@@ -17,7 +17,7 @@ from actors.learner_group import WeightsSending
 from actors.rollout_worker import Leaving, SupervisorStatus, WorkerEvent
 from actors.spot_host import RecordingReport
 from config.rollout import RolloutOptions
-from contracts.engine import Sleep
+from contracts.engine import SiblingText, Sleep
 from contracts.rollout import (
     DrafterFailed,
     EngineFailed,
@@ -75,8 +75,13 @@ class RolloutDispatcher:
         outside of runs too. `ahead_apart`: only those on whose node no worker decodes."""
         self._context, self._options, self._ahead_apart = context, options, ahead_apart
         self.early = EarlySampling(meanwhile=ahead_meanwhile)
+        speculation = options.speculation
         self._requests = Requests(
-            max_retries=options.max_retries, context=context, early=self.early, probes=options.probe_first
+            max_retries=options.max_retries,
+            context=context,
+            early=self.early,
+            probes=options.probe_first,
+            tell_siblings=self._hear if speculation.mode != "off" and speculation.suffix.siblings else None,
         )
         self._seats = Seats(options, context, self._requests)
         self._workers = Workers(
@@ -321,6 +326,10 @@ class RolloutDispatcher:
         else:
             seat.inbox.extend(events)
             self._handle_inbox(seat)
+            self._requests.tell_siblings()
+
+    def _hear(self, worker: str, texts: Sequence[SiblingText]) -> bool:
+        return self.drafters.hear(worker, texts)
 
     def _lost(self, seat: Seat, error: RayError) -> None:
         alive = isinstance(error, RayTaskError)

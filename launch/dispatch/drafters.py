@@ -4,6 +4,7 @@ Drafters only save time, so no failure reaches the run. Only a save and the end 
 deadlines.
 """
 
+import pickle
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -15,7 +16,7 @@ from ray.exceptions import RayError
 
 from actors.engine.shared_rollouts import pack
 from actors.loop import EventLoop
-from contracts.engine import LoadDrafters, RecordStates, Remember, SaveDrafters, UpdateDrafter
+from contracts.engine import Hear, LoadDrafters, RecordStates, Remember, SaveDrafters, SiblingText, UpdateDrafter
 from contracts.rollout import DrafterLoaded, IntArray
 from launch.dispatch.seat import FETCH_TIMEOUT_S, Seat, SeatState, Weights
 from models.manifest import WeightsManifest
@@ -48,6 +49,16 @@ class DrafterMessages:
             shared = ray.put(pack([(p, r, numbers[made_by]) for p, r, made_by in rollouts]))
             for seat in listening:
                 self._sent[seat].append(seat.tell(Remember(numbers.get(seat.name, -1)), shared))
+
+    def hear(self, worker: str, texts: Sequence[SiblingText]) -> bool:
+        """Send the worker texts that others sample. Returns whether they are under way: a worker that is not up, or has
+        not answered earlier messages, gets none. Never waits."""
+        seat = self._seats.get(worker)
+        if seat is None or seat.state is not SeatState.READY or not self._listens(seat):
+            return False
+        with suppress(RayError):
+            self._sent[seat].append(cast(Any, seat.handle).tell.remote(pickle.dumps(Hear(tuple(texts)))))
+        return True
 
     def load(self, directory: str) -> None:
         """Have all workers, and engines that start later, load what `save` wrote there. Never waits."""

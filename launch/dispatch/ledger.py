@@ -11,8 +11,10 @@ Invariants (property-tested):
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from actors.engine.stopping import End, find_end
-from contracts.rollout import NOTHING_SAMPLED, FinishReason, Request, Rollout, Sampled
+from contracts.rollout import NOTHING_SAMPLED, FinishReason, IntArray, Request, Rollout, Sampled
 from policies.balance import Balance, exact
 
 
@@ -166,6 +168,36 @@ class Ledger:
     def tokens(self, request_id: int) -> int:
         """Return the number of known tokens of an open request. Raises KeyError."""
         return self._open[request_id].tokens
+
+    def tail(self, request_id: int, first: int) -> IntArray:
+        """Return the known tokens of an open request from number `first` on. Raises KeyError."""
+        entry, parts = self._open[request_id], list[IntArray]()
+        end = entry.tokens
+        for delta in reversed(entry.deltas):
+            if end <= first:
+                break
+            begin = end - len(delta.tokens)
+            parts.append(delta.tokens[max(first - begin, 0) :])
+            end = begin
+        return np.concatenate(parts[::-1]) if parts else np.zeros(0, np.int32)
+
+    def holders(self, prompt_id: int) -> Collection[str]:
+        """Return the workers that run requests of the prompt."""
+        return self._balance.holders(prompt_id)
+
+    def shared_prompt(self, request_id: int) -> int | None:
+        """Return the prompt of an open request, if several workers run requests of it. None for a turn of an episode,
+        whose text is not a response to the prompt alone."""
+        entry = self._open.get(request_id)
+        if entry is None or entry.request.continues or entry.request.earlier_tokens:
+            return None
+        prompt_id = entry.request.prompt_id
+        return prompt_id if len(self._balance.holders(prompt_id)) > 1 else None
+
+    def begun(self, worker: str, prompt_id: int) -> list[int]:
+        """Return the worker's requests of the prompt with known tokens."""
+        held = self._held.get(worker, {})
+        return [i for i, entry in held.items() if entry.request.prompt_id == prompt_id and entry.tokens]
 
     def hand_back(self, worker: str, rollout: Rollout) -> None:
         """Store an aborted request with all its tokens, which include those reported before. Its worker keeps it until

@@ -12,6 +12,7 @@ from launch.dispatch.early import EarlySampling, is_early
 from launch.dispatch.events import RolloutEnded, RolloutProgressed, WorkerChanged
 from launch.dispatch.ledger import FailedRequest, Ledger
 from launch.dispatch.seat import Seat, SeatState
+from launch.dispatch.siblings import Send, Siblings
 from launch.dispatch.stats import DispatchStats, DispatchTally
 from launch.errors import PacelineError
 
@@ -19,14 +20,25 @@ from launch.errors import PacelineError
 class Requests:
     """The requests of one dispatcher, one run after the other. Each end is posted as a RolloutEnded."""
 
-    def __init__(self, *, max_retries: int, context: Context, early: EarlySampling, probes: bool = False) -> None:
-        """`probes`: one request of each prompt goes before the others (Ledger)."""
+    def __init__(
+        self,
+        *,
+        max_retries: int,
+        context: Context,
+        early: EarlySampling,
+        probes: bool = False,
+        tell_siblings: Send | None = None,
+    ) -> None:
+        """`probes`: one request of each prompt goes before the others (Ledger). `tell_siblings`: sends workers the
+        texts of groups that they share."""
         self._max_retries, self._context, self.early, self._probes = max_retries, context, early, probes
         self._version: int | None = None  # of the weights that every worker must hold, if any
         self._heard = False  # ends are posted
         self._watched = False  # ... and so is progress
         self._ledger = Ledger([], max_retries=0)
         self._tally = DispatchTally()
+        self._tell_siblings = tell_siblings
+        self._siblings: Siblings | None = None  # None: nobody is told of them
         self.aborting = False
 
     def expect(self, version: int) -> None:
@@ -38,11 +50,14 @@ class Requests:
         two requests have one id."""
         self._tally = DispatchTally(begin_s=self._context.clock())
         self._ledger = Ledger(self.early.begin(requests), max_retries=self._max_retries, probes=self._probes)
+        if self._tell_siblings is not None:
+            clock, wall = self._context.clock, self._context.wall
+            self._siblings = Siblings(self._ledger, self._tell_siblings, clock, wall)
         self._heard, self._watched = True, watch
 
     def abort_all(self) -> None:
         """Stop posting events, and hold back what is not handed out yet."""
-        self._heard, self.aborting = False, True
+        self._heard, self.aborting, self._siblings = False, True, None
         self._ledger.hold_back()
 
     def aborted_all(self) -> None:
@@ -51,7 +66,7 @@ class Requests:
 
     def end(self) -> None:
         """End the run: post nothing more."""
-        self._heard = False
+        self._heard, self._siblings = False, None
 
     @property
     def waiting(self) -> tuple[int, float]:
@@ -85,7 +100,15 @@ class Requests:
                 seat.progress_s = self._context.clock()  # it was idle: silence counts from now
             self.stop_early(seat)
             seat.give(Submit(tuple(requests)))
+            if self._siblings is not None:
+                self._siblings.assigned(name, [request.prompt_id for request in requests])
+        self.tell_siblings()
         return bool(assigned)
+
+    def tell_siblings(self) -> None:
+        """Send workers what is new of siblings that others sample."""
+        if self._siblings is not None:
+            self._siblings.flush()
 
     def look_ahead(self, seats: Iterable[Seat], *, most: int, workers: int) -> None:
         """Have idle ones of these workers sample the next step while nothing waits: at most `most` requests each,
@@ -132,7 +155,11 @@ class Requests:
         """Store new tokens of a running request."""
         if is_early(request_id):
             return  # lookahead text comes as a whole
-        if self._ledger.progress(seat.name, request_id, delta) and self._watched and self._heard:
+        if not self._ledger.progress(seat.name, request_id, delta):
+            return
+        if self._siblings is not None:
+            self._siblings.progressed(seat.name, request_id)
+        if self._watched and self._heard:
             self._context.loop.tell(RolloutProgressed(request_id, self._ledger.tokens(request_id)))
 
     def preempted(self, count: int) -> None:
@@ -157,8 +184,11 @@ class Requests:
             self._ledger.hand_back(seat.name, rollout)
             seat.handed_back.add(rollout.request_id)
             return
+        prompt_id = self._ledger.shared_prompt(rollout.request_id)
         if not self._ledger.finish(seat.name, rollout):
             return
+        if self._siblings is not None and prompt_id is not None:
+            self._siblings.ended(seat.name, rollout.request_id, prompt_id, rollout.tokens)
         expected = self._version
         if expected is not None and rollout.weights_version != expected and not self.aborting:
             raise PacelineError(

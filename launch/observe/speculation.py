@@ -24,7 +24,7 @@ _SECONDS = ("seconds", "draft_s", "saved_s", "expected_s", "measured_s", "missed
 Point = tuple[float, int, str]  # (time, requests running from then on, drafter)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepSpeculation:
     """One RL step, all workers."""
 
@@ -33,6 +33,10 @@ class StepSpeculation:
     requests: Sequence[tuple[int, int]] = ()  # (tokens, verifications) of each response made by one worker
     prompts: Mapping[int, tuple[int, int]] = field(default_factory=dict)  # (drafted, accepted) by prompt id
     reasons: Reasons = field(default_factory=dict)
+    origins: Mapping[str, int] = field(default_factory=dict)  # accepted tokens by where drafters found them
+    sibling_gain: tuple[int, int, int] = (0, 0, 0)  # as in EngineWindow
+    heard_tokens: int = 0  # that engines received of siblings under way on other workers
+    heard_delay_s: float = 0.0  # their mean delay
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON record. Trace points are [ms since origin_s, running, index in `drafters`]."""
@@ -42,6 +46,7 @@ class StepSpeculation:
         return {
             "strategies": {name: _json(totals) for name, totals in sorted(self.strategies.items())},
             "reasons": {name: totals.to_json() for name, totals in sorted(self.reasons.items())},
+            "origins": dict(sorted(self.origins.items())),
             "origin_s": round(origin_s, 4),
             "drafters": drafters,
             "traces": {
@@ -74,6 +79,14 @@ class StepSpeculation:
             "speculation/predicted_ratio": whole.predicted_ratio,
             **reasons.metrics(self.reasons),
         }
+        found = sum(self.origins.values())
+        values |= {f"speculation/from/{name}": tokens / found for name, tokens in self.origins.items()}
+        drafts, accepted, without = self.sibling_gain
+        if drafts:
+            values["speculation/siblings/gain"] = (drafts + accepted) / (drafts + without)
+        if self.heard_tokens:
+            values["speculation/siblings/heard_tokens"] = float(self.heard_tokens)
+            values["speculation/siblings/delay_s"] = self.heard_delay_s
         for name, totals in drafters.items():
             values[f"speculation/{name}/predicted_ratio"] = totals.predicted_ratio
             if name != PLAIN:
@@ -100,6 +113,8 @@ class SpeculationMeter:
         self._traces: dict[str, list[Point]] = {}
         self._end_s: dict[str, float] = {}
         self._drafted, self._accepted = Counter[int](), Counter[int]()  # by prompt id
+        self._origins, self._gain = Counter[str](), (0, 0, 0)
+        self._heard_tokens, self._heard_s = 0, 0.0
 
     def window(self, worker: str, window: EngineWindow) -> None:
         for use in window.strategies:
@@ -109,6 +124,11 @@ class SpeculationMeter:
         for prompt in window.prompts:
             self._drafted[prompt.prompt_id] += prompt.drafted
             self._accepted[prompt.prompt_id] += prompt.accepted
+        self._origins.update(dict(window.origins))
+        drafts, accepted, without = window.sibling_gain
+        self._gain = (self._gain[0] + drafts, self._gain[1] + accepted, self._gain[2] + without)
+        self._heard_tokens += window.heard_tokens
+        self._heard_s += window.heard_delay_s
         if window.trace or worker in self._traces:
             self._traces.setdefault(worker, []).extend((t, n, _named(drafter)) for t, n, drafter in window.trace)
             self._end_s[worker] = window.end_s
@@ -121,7 +141,17 @@ class SpeculationMeter:
         strategies = {name: plausible(totals) for name, totals in self._strategies.items()}
         prompts = {prompt_id: (drafted, self._accepted[prompt_id]) for prompt_id, drafted in self._drafted.items()}
         kept = {worker: points for worker, points in traces.items() if points}
-        taken = StepSpeculation(strategies, kept, requests, prompts, self._reasons)
+        taken = StepSpeculation(
+            strategies=strategies,
+            traces=kept,
+            requests=requests,
+            prompts=prompts,
+            reasons=dict(self._reasons),
+            origins=dict(self._origins),
+            sibling_gain=self._gain,
+            heard_tokens=self._heard_tokens,
+            heard_delay_s=self._heard_s / max(self._heard_tokens, 1),
+        )
         self.begin()
         return taken
 
@@ -192,6 +222,16 @@ def strategies_of(record: Mapping[str, Any]) -> dict[str, DraftCounts]:
         except TypeError:
             continue
     return found
+
+
+def origins_over_run(records: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """Sum accepted tokens by origin over records of speculation.jsonl, most first; foreign records are left out."""
+    total = Counter[str]()
+    for record in records:
+        origins = record.get("origins")
+        if isinstance(origins, dict):
+            total.update({str(name): count for name, count in origins.items() if isinstance(count, int)})
+    return dict(total.most_common())
 
 
 def traces_of(record: Mapping[str, Any]) -> dict[str, list[Point]]:

@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,29 @@ from launch.observe.journal import read, replace
 from launch.observe.live import duration
 from launch.observe.reasons import off_share, off_text, reasons_over_run
 from launch.observe.records import PHASES
-from launch.observe.speculation import PLAIN, by_drafter, over_run, speculating, strategies_of, summed
+from launch.observe.speculation import (
+    PLAIN,
+    by_drafter,
+    origins_over_run,
+    over_run,
+    speculating,
+    strategies_of,
+    summed,
+)
 from launch.observe.symptoms import symptoms
 from launch.own_code import own_code_text
 from launch.precision import MASTER_REWARD, precision_text
 from launch.report.before_after import BeforeAfter, before_after, before_after_lines, said
 from launch.report.token_budget import TokenBudgetSummary, budget_rows, token_budget_summary
 
+_ORIGINS = {
+    "own": "own text",
+    "running": "siblings under way here",
+    "elsewhere": "siblings under way on other workers",
+    "finished": "finished siblings",
+    "older": "older rollouts",
+    "pool": "other problems",
+}
 MOSTLY = 0.5  # of the engine steps without speculation: above it the summary gives the reason
 REWARD_WINDOW = 5  # RL steps averaged at either end (fewer in short runs), since one step's reward is noise
 
@@ -42,6 +58,7 @@ class SpeculationSummary:
     off_share: float | None = None  # of the engine steps for which plain decoding was chosen; None: not recorded
     off: str = ""  # reasons for plain decoding there, in words
     predicted_error: float | None = None  # mean absolute relative error of predicted step times; None: none
+    origins: Mapping[str, float] = field(default_factory=dict)  # share of accepted tokens by origin; most first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,7 +227,7 @@ def speculation_summary(records: Sequence[Mapping[str, Any]]) -> SpeculationSumm
         return None
     total = speculating(strategies)
     saved = {name: totals.saved_s for name, totals in by_drafter(strategies).items() if name != PLAIN}
-    reasons = reasons_over_run(records)
+    reasons, origins = reasons_over_run(records), origins_over_run(records)
     return SpeculationSummary(
         share=total.engine_steps / engine_steps,
         accept_length=total.accept_length,
@@ -220,6 +237,7 @@ def speculation_summary(records: Sequence[Mapping[str, Any]]) -> SpeculationSumm
         off_share=off_share(reasons) if reasons else None,
         off=off_text(reasons),
         predicted_error=summed(strategies.values()).predicted_error,
+        origins={name: tokens / max(sum(origins.values()), 1) for name, tokens in origins.items()},
     )
 
 
@@ -310,6 +328,8 @@ def summary_table(summary: RunSummary) -> Table:
     table.add_row("time", shares or "-")
     if summary.speculation is not None:
         table.add_row("speculation", speculation_text(summary.speculation))
+        if summary.speculation.origins:
+            table.add_row("suffix found", origins_text(summary.speculation.origins))
         if why := mostly_off(summary.speculation):
             table.add_row("speculation was", why)
     if summary.rounds is not None:
@@ -342,6 +362,11 @@ def speculation_text(s: SpeculationSummary) -> str:
         return f"{text} ({', '.join(s.saved_by)})"
     parts = ", ".join(f"{name} {seconds_text(seconds)}" for name, seconds in s.saved_by.items())
     return f"{text}, {seconds_text(abs(s.saved_s))} s of decoding {'saved' if s.saved_s >= 0 else 'lost'} ({parts})"
+
+
+def origins_text(origins: Mapping[str, float]) -> str:
+    """Return `own text 41 %, finished siblings 30 %, siblings under way 12 %, ...`: of what suffix drafts accepted."""
+    return ", ".join(f"{_ORIGINS.get(name, name)} {100 * share:.0f} %" for name, share in origins.items())
 
 
 def mostly_off(s: SpeculationSummary) -> str:

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 CONTEXT, BORDER = 64, 4
-WINDOW_CANDIDATES, OWN_CANDIDATES, LEVELS = 16, 8, 8
+WINDOW_CANDIDATES, OWN_CANDIDATES, SIBLING_CANDIDATES, LEVELS = 16, 8, 8, 8
 OWN_WEIGHT = np.float32(4)
 SILENT, POOL_PARTS = 1, 16
 INDEX_BYTES, ROLLOUT_BYTES, TOKEN_BYTES = 512, 128, 10
+SIBLING_BYTES, SIBLING_TOKEN_BYTES = 40, 28  # of a group of texts under way
 LEVEL = [np.float32(float(np.float32(1.3)) ** min(i, 12)) for i in range(CONTEXT + 1)]
 TREE = [np.float32(3.0 ** min(i, 12)) for i in range(CONTEXT + 1)]
 
@@ -64,6 +65,34 @@ def fit(rollouts: list[Rollout], limit: int) -> list[Rollout]:
 
 
 @dataclass
+class Group:
+    """Texts of one problem under way: [tokens, border, whether open], and places in the order of their insertion."""
+
+    texts: list[Any] = field(default_factory=list)
+    places: list[tuple[int, int]] = field(default_factory=list)  # (text, place)
+    elsewhere: dict[int, int] = field(default_factory=dict)  # text of another worker's request
+    used: int = 0
+
+    def open(self, prompt: list[int]) -> int:
+        tail = prompt[-BORDER:] if prompt else []
+        self.texts.append([list(tail), len(tail), True])
+        self.used += SIBLING_BYTES + 4 * len(tail)
+        return len(self.texts) - 1
+
+    def append(self, text: int, tokens: list[int], limit: int) -> None:
+        whole, border, _ = self.texts[text]
+        fits = tokens[: max(limit - self.used, 0) // SIBLING_TOKEN_BYTES]
+        begin = max(len(whole), border, 1)
+        whole.extend(fits)
+        self.used += SIBLING_TOKEN_BYTES * len(fits)
+        self.places += [(text, at) for at in range(begin, len(whole))]
+
+    @property
+    def opened(self) -> int:
+        return sum(text[2] for text in self.texts)
+
+
+@dataclass
 class Oracle:
     """Any number of problems, without a limit to all of them."""
 
@@ -75,15 +104,43 @@ class Oracle:
     pool: list[Rollout] = field(default_factory=list)
     pending: list[Rollout] = field(default_factory=list)  # for the pool
     running: dict[int, tuple[tuple[int, ...], list[int]]] = field(default_factory=dict)  # handle: prompt, text
+    siblings: bool = False
+    groups: dict[tuple[int, ...], Group] = field(default_factory=dict)
+    numbers: dict[int, int] = field(default_factory=dict)  # of handles' texts in their groups
 
     def begin(self, handle: int, prompt: list[int]) -> None:
         self.running[handle] = tuple(prompt), list(prompt)
+        if self.siblings:
+            self.numbers[handle] = self.groups.setdefault(tuple(prompt), Group()).open(prompt)
+
+    def hear(self, handle: int, request: int, first: int, tokens: list[int]) -> None:
+        prompt = self.running[handle][0]
+        group = self.groups[prompt]
+        if request not in group.elsewhere:
+            group.elsewhere[request] = group.open(list(prompt))
+        text = group.elsewhere[request]
+        known = len(group.texts[text][0]) - group.texts[text][1]
+        if first <= known:
+            group.append(text, tokens[known - first :], self.window_bytes)
+
+    def follow(self) -> None:
+        """Before a round of drafts: the groups learn what their requests have gained."""
+        for handle, number in self.numbers.items():
+            prompt, text = self.running[handle]
+            group = self.groups[prompt]
+            if group.opened > 1:
+                known = len(prompt) - group.texts[number][1] + len(group.texts[number][0])
+                group.append(number, text[known:], self.window_bytes)
 
     def append(self, handle: int, tokens: list[int]) -> None:
         self.running[handle][1].extend(tokens)
 
     def finish(self, handle: int, keep: bool, version: int) -> None:
         prompt, text = self.running.pop(handle)
+        if self.siblings:
+            self.groups[prompt].texts[self.numbers.pop(handle)][2] = False
+            if all(other != prompt for other, _ in self.running.values()):
+                del self.groups[prompt]
         if keep:
             self.publish(list(prompt), text[len(prompt) :], version)
 
@@ -106,12 +163,15 @@ class Oracle:
     def candidates(self, handle: int) -> list[Candidate]:
         prompt, text = self.running[handle]
         query = context(text, len(text))
-        both = self.own(text, query) + self.from_window(self.windows.get(prompt, []), query)
+        both = self.own(text, query)
+        if self.siblings and self.groups[prompt].opened > 1:
+            both += self.beside(self.groups[prompt], self.numbers[handle], query)
+        both += self.from_window(self.windows.get(prompt, []), query)
         both.sort(key=lambda candidate: -candidate.length)
         longest = both[0].length if both else 0
         pool = self.from_window(self.pool, query) if longest <= SILENT else []
         longer = [candidate for candidate in pool if candidate.length > longest]
-        return (longer + both)[: WINDOW_CANDIDATES + OWN_CANDIDATES]
+        return (longer + both)[: WINDOW_CANDIDATES + OWN_CANDIDATES + SIBLING_CANDIDATES]
 
     def from_window(self, window: list[Rollout], query: tuple[int, ...]) -> list[Candidate]:
         places = sorted(
@@ -136,20 +196,19 @@ class Oracle:
         return found
 
     def own(self, text: list[int], query: tuple[int, ...]) -> list[Candidate]:
-        """The nearest contexts on either side of the query, as far out as each is newer than all nearer ones."""
-        newest = {context(text, at): at for at in range(1, len(text))}
-        oldest = newest[query] if len(query) == CONTEXT and query in newest else 0
-        places = sorted(newest.items())
-        right = bisect_left(places, query, key=lambda place: place[0])
-        path = []
-        for side in (reversed(places[:right]), iter(places[right:])):
-            latest = oldest - 1
-            for other, at in side:
-                if at > latest:
-                    latest = at
-                    path.append((common(other, query), at))
+        path = nearest({context(text, at): at for at in range(1, len(text))}, query, len(query) == CONTEXT)
         found = sorted(((length, at) for length, at in path if length), reverse=True)[:OWN_CANDIDATES]
         return [Candidate(text[at:], length, OWN_WEIGHT, True) for length, at in found]
+
+    def beside(self, group: Group, mine: int, query: tuple[int, ...]) -> list[Candidate]:
+        """The same over all texts of the group; then those of the request and those that are closed are left out."""
+        newest = {context(group.texts[text][0], at): order for order, (text, at) in enumerate(group.places)}
+        candidates = []
+        for length, order in sorted(nearest(newest, query, True), reverse=True):
+            text, at = group.places[order]
+            if length and text != mine and group.texts[text][2]:
+                candidates.append(Candidate(group.texts[text][0][at:], length, np.float32(1), False))
+        return candidates[:SIBLING_CANDIDATES]
 
     def chain(
         self, handle: int, depth: int, min_probability: float, factor: float
@@ -203,6 +262,22 @@ class Oracle:
             drafted.append(path[-1])
             parents.append(parent)
             index = len(drafted) - 1
+
+
+def nearest(newest: dict[tuple[int, ...], int], query: tuple[int, ...], ends: bool) -> list[tuple[int, int]]:
+    """The nearest contexts on either side of the query, as far out as each is newer than all nearer ones, as (common
+    length, order). `newest`: order of insertion by context. `ends`: an equal context hides all older ones."""
+    oldest = newest[query] if ends and query in newest else -1
+    places = sorted(newest.items())
+    right = bisect_left(places, query, key=lambda place: place[0])
+    path = []
+    for side in (reversed(places[:right]), iter(places[right:])):
+        latest = oldest - 1
+        for other, order in side:
+            if order > latest:
+                latest = order
+                path.append((common(other, query), order))
+    return path
 
 
 def _sum(values: Iterable[np.float32]) -> np.float32:

@@ -223,3 +223,98 @@ def test_a_history_of_another_shape_or_an_unknown_slot_is_refused() -> None:
     engine.history = engine.history[:, :32].copy()
     with pytest.raises(ValueError, match="was made for"):
         engine.drafts()
+
+
+def test_a_sibling_under_way_drafts_for_the_others_until_it_ends() -> None:
+    engine, without = Engine(), Engine(siblings=False)
+    for one in (engine, without):
+        one.begin(0)
+        one.begin(1)
+        one.begin(2, np.array([80, 81], np.int32))  # another problem
+        one.sample(0, RESPONSE)
+        one.sample(1, RESPONSE[:6])
+        one.sample(2, RESPONSE[:6])
+    assert engine.drafts() == {0: [], 1: [7, 8, 9, 10], 2: []}
+    assert without.drafts() == {0: [], 1: [], 2: []}
+    engine.sample(1, RESPONSE[6:9])
+    engine.end(0, finished=False)
+    assert engine.drafts()[1] == []
+    assert engine.drafter.accepted_from() == {"running": 3}
+
+
+def test_a_sibling_on_another_worker_is_heard_in_parts_and_drafts() -> None:
+    engine = Engine()
+    engine.begin(1)
+    engine.sample(1, RESPONSE[:4])
+    engine.drafter.hear(1, 77, 0, RESPONSE[:6])
+    assert engine.drafts()[1] == [5, 6]
+    engine.drafter.hear(1, 77, 8, RESPONSE[8:])  # tokens 6 and 7 are missing: nothing can be added
+    assert engine.drafts()[1] == [5, 6]
+    engine.drafter.hear(1, 77, 2, RESPONSE[2:])
+    assert engine.drafts()[1] == [5, 6, 7, 8]
+    engine.sample(1, np.array([5, 6, 50], np.int32))
+    engine.end(1)
+    assert engine.drafter.accepted_from() == {"elsewhere": 2}
+    assert engine.drafter.live_bytes < 4096
+
+
+def test_accepted_tokens_are_counted_where_the_longest_match_was_found() -> None:
+    engine = Engine()
+    engine.drafter.new_target(3)
+    engine.rollout(RESPONSE)
+    engine.begin(1)
+    engine.sample(1, RESPONSE[:5])
+    assert engine.drafts()[1] == [6, 7, 8, 9]
+    engine.sample(1, RESPONSE[5:8])
+    engine.drafts()
+    assert engine.drafter.accepted_from() == {"finished": 3}
+    engine.drafter.new_target(4)
+    engine.sample(1, RESPONSE[8:10])
+    engine.drafts()
+    assert engine.drafter.accepted_from() == {"finished": 2}  # drafted before the weights were new
+    engine.sample(1, RESPONSE[10:])
+    engine.end(1)
+    assert engine.drafter.accepted_from() == {"older": 2}
+    assert engine.drafter.accepted_from() == {}
+
+
+def test_what_is_heard_stays_within_the_bytes_of_one_problem() -> None:
+    engine = Engine(window_bytes=1 << 16)
+    engine.begin(0)
+    for request in range(20):
+        engine.drafter.hear(0, request, 0, np.arange(1, 1000, dtype=np.int32))
+    assert 1 << 15 < engine.drafter.live_bytes < (1 << 16) + 4096
+
+
+def test_siblings_that_add_nothing_rest_and_come_back_with_newer_weights() -> None:
+    """Two requests repeat their own texts, which siblings cannot better; then one is ahead of the other."""
+    engine = Engine()
+    own = [np.arange(k, k + 3, dtype=np.int32) for k in (10, 20)]
+    for _ in range(2100):
+        for slot in (0, 1):
+            engine.begin(slot)
+            engine.sample(slot, np.tile(own[slot], 4))
+        engine.drafts()
+        for slot in (0, 1):
+            engine.sample(slot, own[slot])
+        for slot in (0, 1):
+            engine.end(slot, finished=False)
+    drafts, accepted, without = engine.drafter.sibling_gain()
+    assert drafts == 256
+    assert accepted == without > drafts
+
+    def ahead() -> list[int]:
+        engine.begin(2)
+        engine.begin(3)
+        engine.sample(2, RESPONSE)
+        engine.sample(3, RESPONSE[:6])
+        found = engine.drafts()[3]
+        engine.end(2, finished=False)
+        engine.end(3, finished=False)
+        return found
+
+    assert ahead() == []
+    engine.drafter.new_target(7)
+    assert ahead() == []
+    engine.drafter.new_target(8)
+    assert ahead() == [7, 8, 9, 10]

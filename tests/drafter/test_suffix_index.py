@@ -23,9 +23,10 @@ def make(
     max_bytes: int = 1 << 30,
     inline_tokens: int = AT_ONCE,
     handles: int = HANDLES,
+    siblings: bool = False,
 ) -> Any:
     assert kernels is not None
-    return kernels.Suffixes(handles, window_bytes, pool_bytes, max_bytes, DECAY, inline_tokens)
+    return kernels.Suffixes(handles, window_bytes, pool_bytes, max_bytes, DECAY, inline_tokens, siblings)
 
 
 def array(tokens: Any) -> np.ndarray:
@@ -61,9 +62,10 @@ def append(index: Any, handle: int, tokens: Any) -> None:
 class Both:
     """The index and the oracle, told the same; windows and a pool of few rollouts, so that most leave."""
 
-    def __init__(self, pool_bytes: int = 8192) -> None:
-        self.index, self.oracle = make(4096, pool_bytes), Oracle(4096, pool_bytes, DECAY)
-        self.compared = self.drafted = self.pooled = 0
+    def __init__(self, pool_bytes: int = 8192, siblings: bool = False) -> None:
+        self.index = make(4096, pool_bytes, siblings=siblings)
+        self.oracle = Oracle(4096, pool_bytes, DECAY, siblings=siblings)
+        self.compared = self.drafted = self.pooled = self.beside = 0
 
     def begin(self, handle: int, prompt: list[int]) -> None:
         self.index.begin(handle, array(prompt))
@@ -72,6 +74,10 @@ class Both:
     def append(self, handle: int, tokens: list[int]) -> None:
         append(self.index, handle, tokens)
         self.oracle.append(handle, tokens)
+
+    def hear(self, handle: int, request: int, first: int, tokens: list[int]) -> None:
+        self.index.hear(handle, request, first, array(tokens))
+        self.oracle.hear(handle, request, first, tokens)
 
     def finish(self, handle: int, keep: bool) -> None:
         self.index.finish(handle, keep, self.oracle.version)
@@ -90,6 +96,7 @@ class Both:
         if top_k == 1:
             nodes = depth
         self.oracle.merge_pool()
+        self.oracle.follow()
         for handle, (tokens, parents, probs) in zip(
             handles, drafts(self.index, handles, depth, top_k, nodes, min_probability, factor), strict=True
         ):
@@ -105,6 +112,10 @@ class Both:
             if top_k == 1:
                 self.pooled += tokens != self.oracle.chain(handle, depth, min_probability, factor)[0]
             self.oracle.pool = pool
+            groups, self.oracle.siblings = self.oracle.siblings, False
+            if top_k == 1 and groups:
+                self.beside += tokens != self.oracle.chain(handle, depth, min_probability, factor)[0]
+            self.oracle.siblings = groups
 
 
 def random_text(rng: np.random.Generator, alphabet: int) -> list[int]:
@@ -132,6 +143,12 @@ def play(both: Both, rng: np.random.Generator, steps: int, alphabet: int) -> Non
             both.append(handle, text[: int(rng.integers(1, 30))])
         elif action < 0.7:
             both.finish(handle, keep=bool(rng.random() < 0.8))
+        elif action < 0.8 and both.oracle.siblings:
+            # A text of another worker, the same for a request's prompt, with repeated parts and gaps.
+            request, first = int(rng.integers(3)), int(rng.integers(20))
+            own = list(both.oracle.running[handle][0])
+            whole = np.random.default_rng([request, *own]).permutation(texts[0] * 3 + own).tolist()
+            both.hear(handle, request, first, whole[first : first + int(rng.integers(1, 25))])
         elif action < 0.9:
             both.publish(prompt, text)
         else:
@@ -157,6 +174,18 @@ def test_no_draft_differs_from_brute_force_in_10000_random_cases() -> None:
         pooled += both.pooled
     assert drafted > 5_000
     assert pooled > 100
+
+
+@pytest.mark.slow
+def test_drafts_from_siblings_under_way_are_those_of_brute_force() -> None:
+    rng = np.random.default_rng(3)
+    compared = beside = 0
+    while compared < 6_000:
+        both = Both(pool_bytes=int(rng.choice([0, 8192])), siblings=True)
+        play(both, rng, 60, alphabet=int(rng.choice([3, 8, 40])))
+        compared += both.compared
+        beside += both.beside
+    assert beside > 200
 
 
 @settings(max_examples=40, deadline=None)

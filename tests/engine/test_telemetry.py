@@ -247,7 +247,7 @@ def test_what_a_rollout_saved_is_measured_by_its_longest_response(tmp_path: Path
     policy, records, ticks = Flat([PLAIN, Strategy("oracle", 4)], None), list[EngineStepRecord](), count()
     drafters = {"oracle": Half(expected)}
     core = NativeEngine(
-        model, options_of(), drafters=drafters, policy=policy, on_step=records.append, timer=lambda: float(next(ticks))
+        model, options_of(), drafters=drafters, policy=policy, steps=records, timer=lambda: float(next(ticks))
     )
     core.submit(requests)
     uses = [u for event in drain(core) if isinstance(event, EngineWindow) for u in event.strategies]

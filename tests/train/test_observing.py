@@ -46,7 +46,7 @@ def asked() -> dict[str, set[str]]:
 def speculation_names() -> set[str]:
     """What an RL step exports that used and trained an EAGLE drafter, which a run so small may not come to."""
     used = DraftCounts(engine_steps=2, request_steps=2, drafted=4, accepted=2, seconds=1.0, saved_s=0.1)
-    speculation = StepSpeculation({"eagle:2": used}, {}, [(4, 2)])
+    speculation = StepSpeculation(strategies={"eagle:2": used}, traces={}, requests=[(4, 2)])
     counts = dict.fromkeys(("published", "rolled_back", "preempted", "failures"), 1.0)
     drafter: dict[str, Any] = StepDrafter(
         updates=[], worker_s=1.0, counts=counts, levels={"version": 1.0}, drafted=used

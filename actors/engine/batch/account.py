@@ -2,6 +2,7 @@
 its strategy; the only clock is the given one."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from time import perf_counter
 
 import numpy as np
@@ -61,7 +62,19 @@ class StepAccount:
         meter = self._meter
         if idle:
             self._settle()
-        return meter.cut(now_s, occupancy) if meter.due(now_s) or (idle and meter.engine_steps) else None
+        return self._cut(now_s, occupancy) if meter.due(now_s) or (idle and meter.engine_steps) else None
+
+    def _cut(self, now_s: float, occupancy: Occupancy) -> EngineWindow:
+        speculator = self._speculator
+        window = self._meter.cut(now_s, occupancy)
+        heard_tokens, heard_delay_s = speculator.take_heard()
+        return replace(
+            window,
+            origins=tuple(speculator.accepted_from().items()),
+            sibling_gain=speculator.sibling_gain(),
+            heard_tokens=heard_tokens,
+            heard_delay_s=heard_delay_s,
+        )
 
     def passes(self, window: EngineWindow, *, idle: bool) -> list[PassEvent]:
         """Return the news about the engine's passes. Call it after a window was cut."""
@@ -75,7 +88,7 @@ class StepAccount:
         ended = None
         if meter.engine_steps and meter.evaluation != self._evaluation:
             self._settle()
-            ended = meter.cut(now_s, occupancy)
+            ended = self._cut(now_s, occupancy)
         meter.evaluation = self._evaluation
         return ended
 

@@ -22,6 +22,7 @@ from actors.engine.shared_rollouts import unpack
 from contracts.engine import (
     Abort,
     EngineCommand,
+    Hear,
     LoadDrafters,
     ReceiveWeights,
     RecordStates,
@@ -110,6 +111,8 @@ class BatchEngine(ABC):
                 self.wake()
             case Remember(own_index):
                 self.remember(*unpack(_given(memory), own_index))
+            case Hear(texts):
+                self._speculator.hear(texts, self._clock())
             case RecordStates(on):
                 self.record(on)
             case SaveDrafters(directory):

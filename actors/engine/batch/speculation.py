@@ -21,11 +21,13 @@ from torch import Tensor
 
 from actors.engine.batch.budgeting import Budgeting
 from actors.engine.batch.plan import PromptEntry, StepPlan
+from actors.engine.batch.siblings import SiblingTexts
 from actors.engine.batch.slots import SlotTable
 from actors.engine.batch.step.build import StepArrays
 from actors.engine.batch.step.types import Int64Array, StepDrafts
 from actors.pacing import Pacer
 from config.strategy import PLAIN, Strategy
+from contracts.engine import SiblingText
 from contracts.rollout import DrafterFailed, Event
 from drafter.protocol import (
     BatchView,
@@ -105,6 +107,7 @@ class Speculator:
         self._failed: dict[str, Drafter] = {}  # those that new weights may bring back
         self._failures: Counter[str] = Counter()
         self._slots: set[int] = set()  # slots with a request
+        self._siblings = SiblingTexts()
         self._history = table.tokens.view()
         self._history.flags.writeable = False
         self._other_noise = _OTHER_NOISE if rejection else 0
@@ -140,6 +143,8 @@ class Speculator:
         for name, drafter in list(self._drafters.items()):
             with self._guarded(name):
                 self._begin(drafter, slot)
+        for text in self._siblings.of(int(self._table.prompt_id[slot])):
+            self._hear(slot, text)
 
     def _begin(self, drafter: Drafter, slot: int) -> None:
         known, length = int(self._table.noise_origin[slot]), int(self._table.length[slot])
@@ -159,6 +164,7 @@ class Speculator:
     def new_target(self, version: int) -> None:
         if self._hidden is not None:
             self._hidden.clear()
+        self._siblings.clear()
         self._budget.new_target()
         if self.policy is not None:
             self.policy.new_target()
@@ -198,6 +204,40 @@ class Speculator:
         for name, drafter in list(self._drafters.items()):
             with self._guarded(name):
                 drafter.remember(prompts, responses)
+
+    def hear(self, texts: Sequence[SiblingText], now_s: float) -> None:
+        """Pass texts under way elsewhere to the drafters; those whose prompt has no slot yet when one begins."""
+        self._siblings.count(texts, now_s)
+        slots = {int(self._table.prompt_id[slot]): slot for slot in self._slots}
+        for text in texts:
+            if (slot := slots.get(text.prompt_id)) is None:
+                self._siblings.hold(text)
+            else:
+                self._hear(slot, text)
+
+    def _hear(self, slot: int, text: SiblingText) -> None:
+        for name, drafter in list(self._drafters.items()):
+            with self._guarded(name):
+                drafter.hear(slot, text.request_id, text.first, text.tokens)
+
+    def take_heard(self) -> tuple[int, float]:
+        """Return the tokens heard of siblings elsewhere since the last call, and the sum of their delays."""
+        return self._siblings.take()
+
+    def sibling_gain(self) -> tuple[int, int, int]:
+        """Return the sum of the drafters' own (Drafter.sibling_gain)."""
+        total = (0, 0, 0)
+        for drafter in self._drafters.values():
+            drafts, accepted, without = drafter.sibling_gain()
+            total = (total[0] + drafts, total[1] + accepted, total[2] + without)
+        return total
+
+    def accepted_from(self) -> Mapping[str, int]:
+        """Return accepted drafted tokens since the last call, by where drafters found them."""
+        found = Counter[str]()
+        for drafter in self._drafters.values():
+            found.update(drafter.accepted_from())
+        return found
 
     def save(self, directory: str) -> str | None:
         """Save all drafters; return the failures, if any. No drafter is disabled, since a full disk is not its

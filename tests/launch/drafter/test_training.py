@@ -85,7 +85,7 @@ def test_training_that_wins_nothing_stops_by_the_run_s_own_records(
             training.event("rollout-0", micro_step(step))
         training.event("rollout-0", RecordingReport(3, 1000, 0.1, 0))
         used = DraftCounts(request_steps=10_000, drafted=40_000, accepted=20_000, seconds=1.0)
-        metrics = training.take(step, StepSpeculation({"eagle:4": used}, {})).metrics()
+        metrics = training.take(step, StepSpeculation(strategies={"eagle:4": used}, traces={})).metrics()
     trained = [train for said in driver.said if isinstance(said, tuple) for train in said[1:]]
     if options:
         assert training.records

@@ -1,0 +1,78 @@
+"""Texts of groups that several workers sample: each worker's drafters receive what the others have reported so far.
+
+Owns what was sent to whom. Messages only save time: one that cannot be sent now is made up for by the next.
+"""
+
+from collections.abc import Callable, Sequence
+
+from contracts.engine import SiblingText
+from contracts.rollout import IntArray
+from launch.dispatch.ledger import Ledger
+
+MOST_TOKENS = 1 << 16  # of one message, 4 bytes each
+PERIOD_S = 0.05  # at least, between two messages to a worker
+Send = Callable[[str, Sequence[SiblingText]], bool]  # to a worker; returns whether it was sent
+
+
+class Siblings:
+    """The split groups of one run. A text goes to a worker once, in parts, in order."""
+
+    def __init__(self, ledger: Ledger, send: Send, clock: Callable[[], float], wall: Callable[[], float]) -> None:
+        self._ledger, self._send, self._clock, self._wall = ledger, send, clock, wall
+        self._sent: dict[tuple[str, int], int] = {}  # tokens, by worker and request
+        self._due: dict[str, dict[int, None]] = {}  # requests with tokens that the worker has not, in order
+        self._ended: dict[int, tuple[int, IntArray]] = {}  # requests that have ended: prompt and tokens
+        self._next_s: dict[str, float] = {}  # when a worker may get its next message
+
+    def progressed(self, worker: str, request_id: int) -> None:
+        """`worker` has reported tokens of the request."""
+        if (prompt_id := self._ledger.shared_prompt(request_id)) is None:
+            return
+        for other in self._ledger.holders(prompt_id):
+            if other != worker:
+                self._due.setdefault(other, {})[request_id] = None
+
+    def ended(self, worker: str, request_id: int, prompt_id: int, tokens: IntArray) -> None:
+        """The request has ended with these tokens on `worker`."""
+        for other in self._ledger.holders(prompt_id):
+            if other != worker:
+                self._due.setdefault(other, {})[request_id] = None
+                self._ended[request_id] = (prompt_id, tokens)
+
+    def assigned(self, worker: str, prompt_ids: Sequence[int]) -> None:
+        """`worker` gets requests of these prompts."""
+        for prompt_id in dict.fromkeys(prompt_ids):
+            for other in self._ledger.holders(prompt_id):
+                if other != worker:
+                    for request_id in self._ledger.begun(other, prompt_id):
+                        self._due.setdefault(worker, {})[request_id] = None
+
+    def flush(self) -> None:
+        """Send what is due to workers that may get a message now."""
+        if not self._due:
+            return
+        now_s = self._clock()
+        for worker in [name for name in self._due if self._next_s.get(name, now_s) <= now_s]:
+            texts, left = list[SiblingText](), MOST_TOKENS
+            for request_id in self._due[worker]:
+                text = self._text(worker, request_id)
+                if text is not None and len(text.tokens) <= left:
+                    texts.append(text)
+                    left -= len(text.tokens)
+            if texts and not self._send(worker, texts):
+                continue  # what is due stays due
+            del self._due[worker]
+            self._next_s[worker] = now_s + PERIOD_S
+            for text in texts:
+                self._sent[worker, text.request_id] = text.first + len(text.tokens)
+
+    def _text(self, worker: str, request_id: int) -> SiblingText | None:
+        first = self._sent.get((worker, request_id), 0)
+        if request_id in self._ended:
+            prompt_id, tokens = self._ended[request_id]
+            tokens = tokens[first:]
+        elif (prompt := self._ledger.shared_prompt(request_id)) is not None:
+            prompt_id, tokens = prompt, self._ledger.tail(request_id, first)
+        else:
+            return None
+        return SiblingText(prompt_id, request_id, first, tokens, self._wall()) if len(tokens) else None
