@@ -1,7 +1,8 @@
 """Assignment of waiting requests to rollout workers: a pure decision, no clock, no I/O.
 
 Owns the rule, and the bookkeeping that it reads, which is updated incrementally. So the cost of a decision depends on
-what it assigns, not on the number of open requests. It never moves a running request.
+what it assigns, not on the number of open requests. It never moves a running request; between two turns an episode may
+move (`go_on`).
 
 The rule, in order of weight:
 1. no worker idles while requests wait (a prompt's group is split for that, and only for that or for lack of slots);
@@ -16,6 +17,10 @@ Token counts must be multiples of 1/16 (`exact`), so that their sums do not depe
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, heapreplace
+
+# When a turn moves to an idle worker. Of 90 simulated cases none is slower than 0.98x by it; with 1 and 1.0 six are,
+# because the idle worker's own episodes come back from their tools.
+MOVE_RUNNING, MOVE_CONTEXT = 2, 0.5
 
 _Rank = tuple[float, int]  # of a group: (minus the tokens of its longest request, prompt id); the smallest goes first
 
@@ -140,11 +145,16 @@ class Balance:
                 del self._groups[prompt_id]
         self._look(w)
 
-    def go_on(self, worker: str, prompt_id: int, tokens: float) -> bool:
-        """Run a request on the worker that has an advantage for it (K/V of its earlier turns). Returns false if the
-        worker is not offered, or has no free slot while another has one."""
+    def go_on(self, worker: str, prompt_id: int, tokens: float, context_tokens: int = 0) -> bool:
+        """Run a request with `tokens` left on the worker that has K/V of its earlier turns, `context_tokens`.
+
+        Returns false if the worker is not offered, or has no free slot while another has one. Also if it runs at least
+        MOVE_RUNNING others while another worker has none, nothing waits, and the K/V to be computed anew are at most
+        MOVE_CONTEXT of what is left: then the request moves."""
         w = self._worker(worker)
         if not w.offered or (w.running >= w.slots and self._free):
+            return False
+        if w.running >= MOVE_RUNNING and context_tokens <= MOVE_CONTEXT * tokens and not self.waiting and self._idle(w):
             return False
         group = self._groups.setdefault(prompt_id, _SampleGroup())
         self._hold(w, prompt_id, group, 1, tokens, group.rank)
@@ -224,6 +234,10 @@ class Balance:
         return None
 
     # Bookkeeping.
+
+    def _idle(self, but: _BalancedWorker) -> bool:
+        """Whether an offered worker other than this one runs nothing."""
+        return any(not self._workers[name].running for name in self._free if name != but.name)
 
     def _worker(self, name: str) -> _BalancedWorker:
         return self._workers.setdefault(name, _BalancedWorker(name=name))

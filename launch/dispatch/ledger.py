@@ -100,7 +100,8 @@ class Ledger:
             self.total += 1
         else:
             self.finished -= 1
-        if worker is not None and self._balance.go_on(worker, request.prompt_id, remaining):
+        context = len(request.prompt_tokens)
+        if worker is not None and self._balance.go_on(worker, request.prompt_id, remaining, context):
             entry.holder = worker
             self._held.setdefault(worker, {})[request.request_id] = entry
             self._placed.append(entry)
