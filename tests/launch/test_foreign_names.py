@@ -329,6 +329,38 @@ def test_slimes_flags_come_back_in_our_names(write_config: Write) -> None:
     assert "rollout.partial.tokens_per_step" in (said["partial_rollout"].remedy or "")
 
 
+@pytest.mark.parametrize(
+    ("flags", "ours"),
+    [
+        ("grpo --eps-clip 0.2 --eps-clip-high 0.28", "baseline=group normalize=group clip_low=0.2 clip_high=0.28"),
+        ("grpo --eps-clip 0.1", "baseline=group normalize=group clip_low=0.1 clip_high=0.1"),
+        ("grpo --eps-clip-high 0.28", "baseline=group normalize=group clip_low=0.2 clip_high=0.28"),
+        ("gspo", "name=gspo"),
+        ("gspo --eps-clip 3e-4 --eps-clip-high 4e-4", "name=gspo clip_low=0.0003 clip_high=0.0004"),
+        ("cispo --eps-clip 1.0 --eps-clip-high 4.0", "name=cispo clip_low=null clip_high=4.0"),
+        ("reinforce_plus_plus", "baseline=none normalize=whiten clip_low=0.2 clip_high=0.2"),
+        ("reinforce_plus_plus_baseline", "baseline=group normalize=whiten clip_low=0.2 clip_high=0.2"),
+        ("ppo", ""),
+    ],
+)
+def test_slimes_estimators_are_objectives(write_config: Write, flags: str, ours: str) -> None:
+    """Each of its choices, with the bounds beside it; none contradicts another. There is no critic."""
+    overrides = as_overrides(f"--advantage-estimator {flags}".split(), {})
+    error = refused(write_config(), *overrides)
+    said = dict.fromkeys(each for issue in error.issues for each in shlex.split(issue.ours))
+    assert set(said) == {f"objective.{each}" for each in ours.split()}
+    assert "choose one" not in str(error.remedy)
+    assert ("there is no critic" in str(error)) == (flags == "ppo")
+    accepted(" ".join(map(shlex.quote, said)))
+
+
+@pytest.mark.parametrize("key", ["actor_rollout_ref.actor.ppo_epochs", "num_iterations"])
+def test_a_response_is_learned_from_once(write_config: Write, key: str) -> None:
+    for value, answer in ((1, "leave it out: it is always 1, never more"), (4, "is not supported")):
+        (issue,) = refused(write_config(), f"{key}={value}").issues
+        assert (answer in issue.remedy, issue.ours) == (True, ""), value
+
+
 def test_a_name_that_is_ours_is_never_in_the_table() -> None:
     known = by_name()
     assert [name for name in NAMES if "." in name and name in known and name != "data.train"] == []

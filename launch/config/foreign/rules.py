@@ -141,9 +141,28 @@ def advantage(value: Any, written: Written) -> str:
     if name not in pairs:
         return ABSENT
     baseline, normalize = pairs[name]
-    bounds = [] if _loss(written) == "gpg" or "actor.clip_ratio" in written else ["low", "high"]
-    clips = [(f"objective.clip_{side}", _CLIP) for side in bounds if f"actor.clip_ratio_{side}" not in written]
+    bounds = [] if _loss(written) == "gpg" or {"actor.clip_ratio", "eps_clip"} & set(written) else ["low", "high"]
+    known = {side for side in bounds if f"actor.clip_ratio_{side}" in written or f"eps_clip_{side}" in written}
+    clips = [(f"objective.clip_{side}", _CLIP) for side in bounds if side not in known]
     return put(("objective.baseline", baseline), ("objective.normalize", normalize), *clips)
+
+
+def estimator(value: Any, written: Written) -> str:
+    """slime names its advantages, and two losses, by one flag. Those two bring their own bounds of the ratio."""
+    if value in ("gspo", "cispo"):
+        return put(("objective.name", value))
+    if value == "ppo":
+        return f"{ABSENT}: there is no critic; use objective.name=grpo"
+    return advantage(value, written)
+
+
+def eps_clip(value: Any, written: Written) -> str:
+    """Answer for slime's lower bound, which is the upper one too where that is not written."""
+    off = isinstance(value, int | float) and value >= 1
+    if off and written.get("advantage_estimator") != "cispo":
+        return "objective.clip_low, which is below 1"
+    sides = ["low"] if written.get("eps_clip_high") is not None else ["low", "high"]
+    return put(*((f"objective.clip_{side}", None if off and side == "low" else value) for side in sides))
 
 
 def by_std(value: Any, written: Written) -> str:
@@ -405,7 +424,8 @@ RULES: Mapping[str, Callable[..., str]] = {
     for rule in (
         *(at_least_0, negated, every, files),
         *(generation_batch, device_batch, accumulated, sampled_batch, targets, limit, template_arguments, parallel),
-        *(advantage, by_std, clip, epsilon, epsilon_high, use_kl_loss, use_kl_in_reward, part_of, beta, dual, divisor),
+        *(advantage, estimator, by_std, clip, eps_clip, epsilon, epsilon_high),
+        *(use_kl_loss, use_kl_in_reward, part_of, beta, dual, divisor),
         *(rounds, overlong, weights, truncate, mask, vllm_correction),
         *(mini_batches, steps_per_generation, eval_strategy, warmup, tokens, offload, greedy, eval_temperature),
         *(name, project, keep, wandb),
