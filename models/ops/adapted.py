@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 from models.low_bit import LowBitWeight, dequantise
 from models.ops.low_bit import low_bit_linear, tokens_of
 from models.ops.matmul import linear
-from models.ops.native import kernels, product_dtype, takes
+from models.ops.native import kernels, operand, product_dtype, takes
 
 # A row of the kernels' table of updates (native/kernels.h).
 _UPDATE = np.dtype([("a", "u8"), ("b", "u8"), ("start", "i8"), ("stop", "i8"), ("rank", "i8"), ("scale", "f8")])
@@ -175,9 +175,7 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None, updates: Sequence[L
     """Return x [T, K] times the merged weight [N, K]^T plus bias: bitwise `linear` of `merge_rows`, invariant."""
     weight = weight.detach().contiguous()
     (columns, depth), (table, _factors) = weight.shape, _table(weight, updates)
-    if x.shape[1] != depth or (bias is not None and bias.shape != (columns,)):
-        raise ValueError(f"x {tuple(x.shape)}, weight {tuple(weight.shape)} and the bias do not fit together")
-    x = x if x.stride(1) == 1 else x.contiguous()
+    x = operand(x, columns, depth, bias)
     out = x.new_empty((x.shape[0], columns))
     kernels.adapted_linear(  # type: ignore[union-attr]
         x.dtype is torch.bfloat16,

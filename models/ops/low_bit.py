@@ -16,7 +16,7 @@ from config.formats import DEEPEST, LowBitFormat
 from models.low_bit import LowBitWeight, dequantise, quantise
 from models.ops.low_bit_reference import reference, require_fit, rounded_tokens
 from models.ops.matmul import linear, prepack
-from models.ops.native import kernels, takes
+from models.ops.native import kernels, operand, takes
 from models.ops.triton import low_bit_operators
 from models.ops.triton.operators import operators_take
 
@@ -197,9 +197,7 @@ def _by_kernel(
     """tokens: optional output for the quantised x, as from `quantise_tokens`."""
     rows, depth = x.shape
     columns = weight.outputs
-    if depth != weight.inputs or (bias is not None and bias.shape != (columns,)):
-        raise ValueError(f"x {tuple(x.shape)}, a weight {[columns, weight.inputs]} and the bias do not fit together")
-    x = x if x.stride(1) == 1 else x.contiguous()
+    x = operand(x, columns, weight.inputs, bias)
     bias = bias if bias is None else bias.contiguous()
     panels = low_bit_panels(weight)
     out = x.new_empty((rows, columns))

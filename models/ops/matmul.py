@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from models.ops.native import kernels, takes
+from models.ops.native import kernels, operand, takes
 from models.ops.triton import operators
 from models.ops.triton.operators import operators_take
 
@@ -92,9 +92,7 @@ def panels_of(weight: Tensor) -> Tensor | None:
 def _native(x: Tensor, weight: Tensor, panels: Tensor | None, bias: Tensor | None) -> Tensor:
     rows, depth = x.shape
     columns = weight.shape[0]
-    if weight.shape[1] != depth or (bias is not None and bias.shape != (columns,)):
-        raise ValueError(f"x {tuple(x.shape)}, weight {tuple(weight.shape)} and the bias do not fit together")
-    x = x if x.stride(1) == 1 else x.contiguous()
+    x = operand(x, columns, weight.shape[1], bias)
     source = weight.contiguous() if panels is None else panels
     out = x.new_empty((rows, columns))
     kernels.linear(  # type: ignore[union-attr]

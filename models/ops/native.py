@@ -51,6 +51,14 @@ def product_dtype(dtype: torch.dtype) -> torch.dtype:
     return _F32 if dtype is _BF16 and not native else dtype
 
 
+def operand(x: Tensor, outputs: int, inputs: int, bias: Tensor | None) -> Tensor:
+    """Return x [T, inputs] as an operand of the product with a weight [outputs, inputs], copied unless rows are dense.
+    Raises ValueError if they and the bias [outputs] do not fit together."""
+    if x.shape[1] != inputs or (bias is not None and bias.shape != (outputs,)):
+        raise ValueError(f"x {tuple(x.shape)}, weight {(outputs, inputs)} and the bias do not fit together")
+    return x if x.stride(1) == 1 else x.contiguous()
+
+
 def dense_rows(x: Tensor) -> Tensor:
     """Return x [T, H, D], copied unless each row [H, D] is contiguous; rows may have gaps, as in a fused projection."""
     _, heads, head_dim = x.shape

@@ -151,7 +151,7 @@ def test_colocated_actors_share_their_gpus() -> None:
 @pytest.mark.ray
 def test_learner_and_rollout_have_gpus_of_their_own_on_one_node() -> None:
     with place(placing(ranks=2, layout="disaggregated")) as placement:
-        options = [placement.learner_options(0), placement.learner_options(1)]
+        options = placement.learner_options()
         options += [placement.worker_options("a"), placement.worker_options("b")]
         actors: list[Any] = [ray.remote(Where).options(**each).remote() for each in options]
         gpus = ray.get([actor.gpus.remote() for actor in actors], timeout=60)
