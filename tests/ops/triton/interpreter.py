@@ -148,6 +148,22 @@ def _patch() -> None:
         ]
         return SimpleNamespace(get_result=results.__getitem__)
 
+    np_dtype, kinds, blocks = triton_interpreter._get_np_dtype, dict[str, Any](), dict[Any, Any]()
+
+    def get_np_dtype(kind: Any) -> Any:
+        """Triton's table is made anew at every call."""
+        scalar = kind.element_ty if isinstance(kind, tl.block_type) else kind
+        if scalar.name not in kinds:
+            kinds[scalar.name] = np_dtype(scalar)
+        return kinds[scalar.name]
+
+    def block_of(element: Any, shape: Any) -> Any:
+        """The type of blocks, made once: it never changes."""
+        key = element.name, *shape
+        if key not in blocks:
+            blocks[key] = tl.block_type(element, shape)
+        return blocks[key]
+
     # Every call inside a kernel patched the language anew: nearly all of its time. Once per module will do.
     run, patched = triton_interpreter.GridExecutor.__call__, set[str]()
 
@@ -166,6 +182,9 @@ def _patch() -> None:
     triton_interpreter.GridExecutor.__call__ = run_grid
     triton_interpreter.InterpretedFunction.__call__ = call_inside
     triton_interpreter._convert_float = convert_float
+    triton_interpreter._get_np_dtype = get_np_dtype
+    tl.block_type.with_element_ty = lambda self, element: block_of(element, self.shape)
+    _BUILDER.get_block_ty = lambda self, element, shape: block_of(element, shape)
     triton_interpreter._patch_lang_tensor = patch_lang_tensor
     _BUILDER.create_dot, _BUILDER.create_fma = create_dot, create_fma
     _BUILDER.create_fsub, _BUILDER.create_inline_asm = create_fsub, create_inline_asm
