@@ -264,8 +264,8 @@ ACTS = st.one_of(
 )
 
 
-@settings(max_examples=10, deadline=None)
-@given(st.lists(ACTS, min_size=4, max_size=12), st.integers(0, 2**32))
+@settings(max_examples=5, deadline=None)
+@given(st.lists(ACTS, min_size=4, max_size=8), st.integers(0, 2**32))
 def test_whatever_happens_every_worker_holds_the_bits_of_a_full_copy(acts: list[Any], seed: int) -> None:
     """Updates of any size whose deltas are lost, stale or damaged, new workers, and engines that start anew."""
 
