@@ -233,7 +233,7 @@ def test_an_untied_model_needs_its_head(tmp_path: Path) -> None:
     from actors.engine.vllm.weights import _expected
 
     out, model = tiny_checkpoint(tmp_path, "llama")
-    shapes, tied = _expected(out)
+    shapes, _, tied = _expected(out)
     assert not tied
     assert shapes == {name: t.shape for name, t in hf_state_dict(model).items()}
 
@@ -245,6 +245,6 @@ def test_a_tied_checkpoint_that_stores_its_head_expects_none(tmp_path: Path) -> 
     state = hf_state_dict(model)
     stored = state | {"lm_head.weight": state["model.embed_tokens.weight"].clone()}
     write_checkpoint(read_config(out), stored.items(), out)
-    shapes, tied = _expected(out)
+    shapes, _, tied = _expected(out)
     assert tied
     assert shapes.keys() == state.keys()
