@@ -68,7 +68,7 @@ def read_speculator(
     return Speculator(method="dflash", block=max(block - (not own.get("sample_from_anchor")), 0))
 
 
-def is_beyond(name: str, layers: int) -> bool:
+def is_beyond(name: str, layers: float) -> bool:
     """Whether a checkpoint's tensor belongs to MTP layers, which a target of `layers` layers does not compute."""
     parts = name.split(".")
     if any(part.startswith("mtp") for part in parts):

@@ -5,6 +5,7 @@ In one process, the worker reads the memory that came with the command. With sev
 to a file in shared memory. Each rank maps it and reads its own part; only the path is sent.
 """
 
+import math
 import os
 import shutil
 import tempfile
@@ -124,7 +125,7 @@ def _expected(model: Path) -> tuple[dict[str, torch.Size], dict[str, torch.dtype
     head shares the embedding. Learners compute no MTP layers, so theirs are not expected."""
     config = read_config(model)
     tied = bool(config.get("tie_word_embeddings", False))
-    layers = int((config.get("text_config") or config)["num_hidden_layers"])
+    layers = (config.get("text_config") or config).get("num_hidden_layers", math.inf)
     with SafetensorsDirectory(model) as tensors:
         names = [name for name in tensors if not name.endswith("rotary_emb.inv_freq") and not is_beyond(name, layers)]
         shapes = {name: torch.Size(tensors.shape_of(name)) for name in names}
