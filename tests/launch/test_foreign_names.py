@@ -239,6 +239,11 @@ def test_adapters_are_there_only_where_they_are_switched_on(write_config: Write)
         ("algorithm.rollout_correction.loss_type=ppo_clip", "leave it out"),
         ("actor_rollout_ref.actor.unheard_of=1", "Paceline has no known equivalent"),
         ("fp16=True", "is not supported: learner.autocast_bf16"),
+        (
+            "vllm_server_host=10.0.0.2",
+            "leave it out: engines are workers of the run; vllm_mode=server is cluster.layout=",
+        ),
+        ("vllm_server_base_url=http://10.0.0.2:8000", "leave it out: engines are workers of the run"),
     ],
 )
 def test_a_key_is_answered_in_words(write_config: Write, given: str, words: str) -> None:
@@ -268,6 +273,9 @@ def test_values_are_translated_where_units_differ(write_config: Write) -> None:
         "per_device_train_batch_size=8 generation_batch_size=64": "learner.mini_batches=8",
         "eval_strategy=steps eval_steps=7": "eval.every=7",
         "eval_strategy=no": "eval.every=0",
+        "vllm_mode=server": "cluster.layout=disaggregated",
+        "vllm_mode=colocate": "cluster.layout=colocated",
+        "bf16=False": "learner.autocast_bf16=false",
         "r=8": "learner.lora.rank=8",
         "trainer.experiment_name=a/b": "run.name=a_b",
         "actor_rollout_ref.rollout.val_kwargs.do_sample=True": "eval.temperature=0",
@@ -282,6 +290,16 @@ def test_values_are_translated_where_units_differ(write_config: Write) -> None:
     assert "devices x steps_per_generation / num_generations" in str(refused(path, "per_device_train_batch_size=3"))
     assert "leave it out" in str(refused(path, "beta=0.0"))
     assert "no critic" in str(refused(path, "algorithm.adv_estimator=gae"))
+
+
+def test_trls_bf16_goes_with_adapters_and_few_bits(write_config: Write) -> None:
+    """autocast alone would leave float32 engines, which both refuse."""
+    (issue,) = refused(write_config(), "bf16=True").issues
+    ours = shlex.split(issue.ours)
+    assert ours == ["model.dtype=bfloat16", "learner.autocast_bf16=true"]
+    for other in ("learner.lora.rank=4", "rollout.quantization=w8a8"):
+        load_config(write_config(), [*ours, other])
+        assert "learner.autocast_bf16" in str(refused(write_config(), ours[1], other))
 
 
 def test_a_whole_command_line_of_verls_comes_back_in_our_names(write_config: Write) -> None:
