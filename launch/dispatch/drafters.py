@@ -57,7 +57,7 @@ class DrafterMessages:
         if seat is None or seat.state is not SeatState.READY or not self._listens(seat):
             return False
         with suppress(RayError):
-            self._sent[seat].append(cast(Any, seat.handle).tell.remote(pickle.dumps(Hear(tuple(texts)))))
+            self._sent[seat].append(seat.tell(pickle.dumps(Hear(tuple(texts)))))
         return True
 
     def load(self, directory: str) -> None:

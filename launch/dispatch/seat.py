@@ -189,7 +189,7 @@ class Seat:
         self.sends.add(answer)
         self._await(answer)
 
-    def tell(self, command: Command, memory: "ObjectRef[Any] | None" = None) -> "ObjectRef[Any]":
+    def tell(self, command: Command | bytes, memory: "ObjectRef[Any] | None" = None) -> "ObjectRef[Any]":
         """See RolloutWorker.tell."""
         return cast("ObjectRef[Any]", cast(Any, self.handle).tell.remote(command, memory))
 

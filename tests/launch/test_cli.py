@@ -249,7 +249,7 @@ def test_flags_of_another_trainer_are_read_as_keys(write_config: Write) -> None:
     code, _, err = run("config", *trl, path, "run.steps=7")
     assert code == 2
     for words in (
-        "learning_rate (override): unknown key use", "config-path (override): unknown key leave it out",
+        "learning_rate (override): unknown key use", "config_path (override): unknown key leave it out",
         "learner.optimizer.lr=1e-05 rollout.rollouts_per_prompt=8 rollout.sampling.top_k=0 "
         "rollout.engine.backend=vllm",
     ):  # fmt: skip

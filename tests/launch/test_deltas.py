@@ -92,7 +92,7 @@ def test_auto_compares_pauses_and_stops_where_deltas_take_longer() -> None:
     shares, events = decided([0.9, 5.0, 1.01])
     assert shares == [0.25, 0.25, 0, 0.25, 0, 0.25, 0, *[0.25] * 5]
     assert events == [
-        "weights_delta_kept: new weights take 1.01 s as deltas, 1 s whole, the medians of 3 updates each: "
+        "weights_delta_kept: new weights take 1.01 s as deltas, 1 s whole, medians of 3 updates each: "
         "deltas go on (cluster.weights_delta)"
     ]
     shares, events = decided([0.9, 1.03])

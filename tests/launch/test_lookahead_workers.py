@@ -5,6 +5,7 @@ from typing import Any, cast
 
 from benchmarks.alone import DispatcherAlone, nothing
 from config.rollout import EngineOptions, RolloutOptions
+from config.speculation import SpeculationOptions
 from contracts.engine import Abort, Command, Submit
 from contracts.rollout import Finished, FinishReason, Request, Rollout, Sampled
 from launch.dispatch.early import is_early
@@ -28,7 +29,8 @@ given: dict[str, list[Command]] = {}
 def dispatcher_of(nodes: dict[str, str], clock: Any = None) -> DispatcherAlone:
     """Its workers, by name, are up on those nodes, and share their nodes' cores."""
     given.clear()
-    options = RolloutOptions(workers=len(nodes), engine=EngineOptions(max_running=2))
+    plain = SpeculationOptions(mode="off")  # nobody is told of siblings: there are no Ray actors
+    options = RolloutOptions(workers=len(nodes), engine=EngineOptions(max_running=2), speculation=plain)
     made = DispatcherAlone(nothing, options, **({} if clock is None else {"clock": clock}))
     made._ahead_apart = True
     for name, node in nodes.items():

@@ -88,7 +88,7 @@ class Bench:
     def _place(self, *_: object) -> Iterator[Any]:
         self.placed += 1
         try:
-            yield SimpleNamespace(learner_options=lambda rank: {})
+            yield SimpleNamespace(learner_options=lambda: [{}])
         finally:
             self.placed -= 1
 

@@ -3,6 +3,7 @@
 import importlib.util
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from actors.data import DataError, load_prompts, load_set
+from config.installed import install_extra
 from config.tree import Config
 from launch.commands.cli import app
 from launch.config import ConfigError, check_environment, gym, load_config
@@ -162,19 +164,19 @@ def test_contradictions_are_told_before_anything_is_made(
 
 
 def test_without_the_package_it_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = config(tmp_path, {"name": "gcd"})
+    asked, remedy = config(tmp_path, {"name": "gcd"}), re.escape(install_extra("reasoning-gym"))
     (tmp_path / "broken/reasoning_gym").mkdir(parents=True)
     (tmp_path / "broken/reasoning_gym/__init__.py").write_text("import no_such_dependency")
     with monkeypatch.context() as patched:
         patched.setenv("PYTHONPATH", str(tmp_path / "broken"))
-        with pytest.raises(ConfigError, match=r"No module named 'no_such_dependency'\n.*pip install 'paceline\[reason"):
+        with pytest.raises(ConfigError, match=rf"No module named 'no_such_dependency'\n.*{remedy}"):
             generated(asked)
     for name, value, words in (
         ("VERSION", "9.9", "reasoning-gym 0.1.25 is installed, and 9.9 is what is supported"),
         ("PACKAGE", "no-such-package", "no-such-package is not installed"),
     ):
         monkeypatch.setattr(gym, name, value)
-        with pytest.raises(ConfigError, match=rf"{words}\n *pip install 'paceline\[reasoning-gym"):
+        with pytest.raises(ConfigError, match=rf"{words}\n *{re.escape(install_extra(gym.PACKAGE))}"):
             generated(asked)
         (issue,) = [one for one in check_environment(asked) if one.key == "reward.terms.0.kind"]
         assert words in issue.message
