@@ -25,6 +25,7 @@ from actors.processes.child import run_child
 from contracts.engine import (
     Abort,
     EngineCommand,
+    Hear,
     LoadDrafters,
     RecordStates,
     Remember,
@@ -221,6 +222,8 @@ class FakeCore:
                 return Slept("it has requests" if self._waiting or self._running else "")
             case Wake():
                 pass
+            case Hear():
+                pass  # it drafts nothing
             case Remember(own_index):
                 assert memory is not None
                 pairs = zip(*unpack(memory, own_index), strict=True)

