@@ -28,7 +28,7 @@ _IDS = {"dflash": "aux_hidden_state_layer_ids", "peagle": "eagle_aux_hidden_stat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Speculator:
+class ForeignSpeculator:
     """How vLLM drafts with it."""
 
     method: Literal["mtp", "dflash", "eagle3"]  # of vLLM's speculative_config
@@ -39,7 +39,7 @@ class Speculator:
 
 def read_speculator(
     name: str, directory: str | Path, target: str | Path, tensors: Collection[str] | None = None
-) -> Speculator:
+) -> ForeignSpeculator:
     """Read the speculator of catalogue name `name` for the model in `target`. `tensors`: names of those beside it;
     None: they are not checked.
 
@@ -52,7 +52,7 @@ def read_speculator(
     except ModelConfigError as error:
         raise EagleWeightsError(f"{path}: {error}") from error
     if name == "mtp":
-        return Speculator(method="mtp", multiple=_mtp_layers(path, found, model, tensors))
+        return ForeignSpeculator(method="mtp", multiple=_mtp_layers(path, found, model, tensors))
     kind = found.get(_KIND) or ("dflash" if isinstance(found.get("dflash_config"), Mapping) else None)
     if kind != name:
         there = f"{_KIND} is {kind!r}" if kind else f"architectures is {found.get('architectures')}"
@@ -62,10 +62,10 @@ def read_speculator(
     if tensors is not None:
         _check_names(path, tensors, int(layer.get("num_hidden_layers", 1)))
     if name == "peagle":
-        return Speculator(method="eagle3", parallel=True)
+        return ForeignSpeculator(method="eagle3", parallel=True)
     block = found.get("block_size") or 0
     own = found.get("dflash_config") or found
-    return Speculator(method="dflash", block=max(block - (not own.get("sample_from_anchor")), 0))
+    return ForeignSpeculator(method="dflash", block=max(block - (not own.get("sample_from_anchor")), 0))
 
 
 def is_beyond(name: str, layers: float) -> bool:

@@ -23,7 +23,7 @@ Price = Callable[[int, int], float | None]  # seconds of a plain step, by reques
 
 
 @dataclass(slots=True)
-class _Response:
+class _Decoded:
     start: int  # known tokens when it began
     tokens: int = 0
 
@@ -35,8 +35,8 @@ class Savings:
 
     def __init__(self, length: Int64Array) -> None:
         self._length = length
-        self._running: dict[int, _Response] = {}  # by slot
-        self._responses: list[_Response] = []  # in the order in which they began
+        self._running: dict[int, _Decoded] = {}  # by slot
+        self._responses: list[_Decoded] = []  # in the order in which they began
         self._most = 0  # that ran at a time
         # By running requests: plain steps for as many tokens, those of accepted drafts, and the contexts' sum.
         self._steps: defaultdict[int, float] = defaultdict(float)
@@ -47,7 +47,7 @@ class Savings:
 
     def begin(self, slot: int, prompt: object = None) -> None:
         """A request took the slot."""
-        response = self._running[slot] = _Response(int(self._length[slot]))
+        response = self._running[slot] = _Decoded(int(self._length[slot]))
         self._responses.append(response)
         self._most = max(self._most, len(self._running))
 

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from config.catalogue import CATALOGUE
-from drafter.foreign import FOREIGN, MTP_LAYERS, Speculator, is_beyond, read_speculator
+from drafter.foreign import FOREIGN, MTP_LAYERS, ForeignSpeculator, is_beyond, read_speculator
 from drafter.published import EagleWeightsError
 
 TARGET: dict[str, Any] = {
@@ -44,15 +44,17 @@ def folder(path: Path, config: dict[str, Any], names: list[str] | None = None) -
     return path
 
 
-def read(tmp_path: Path, name: str, config: dict[str, Any], names: list[str] | None = None) -> Speculator:
+def read(tmp_path: Path, name: str, config: dict[str, Any], names: list[str] | None = None) -> ForeignSpeculator:
     target = folder(tmp_path / "target", TARGET)
     return read_speculator(name, folder(tmp_path / "head", config), target, names)
 
 
 def test_each_kind_is_drafted_with_vllms_own_method(tmp_path: Path) -> None:
-    assert read(tmp_path, "mtp", MTP, ["model.mtp_layers.0.input_proj.weight"]) == Speculator(method="mtp", multiple=2)
-    assert read(tmp_path, "dflash", DFLASH, LAYERS) == Speculator(method="dflash", block=7)
-    assert read(tmp_path, "peagle", PEAGLE, LAYERS[:3]) == Speculator(method="eagle3", parallel=True)
+    assert read(tmp_path, "mtp", MTP, ["model.mtp_layers.0.input_proj.weight"]) == ForeignSpeculator(
+        method="mtp", multiple=2
+    )
+    assert read(tmp_path, "dflash", DFLASH, LAYERS) == ForeignSpeculator(method="dflash", block=7)
+    assert read(tmp_path, "peagle", PEAGLE, LAYERS[:3]) == ForeignSpeculator(method="eagle3", parallel=True)
     published = {
         **PEAGLE,
         "speculators_model_type": "dflash",
@@ -60,9 +62,9 @@ def test_each_kind_is_drafted_with_vllms_own_method(tmp_path: Path) -> None:
         "block_size": 8,
         "sample_from_anchor": True,
     }
-    assert read(tmp_path, "dflash", published) == Speculator(method="dflash", block=8)
+    assert read(tmp_path, "dflash", published) == ForeignSpeculator(method="dflash", block=8)
     nested = {"model_type": "qwen3_5", "text_config": {**TARGET, "mtp_num_hidden_layers": 1}}
-    assert read(tmp_path, "mtp", nested) == Speculator(method="mtp")
+    assert read(tmp_path, "mtp", nested) == ForeignSpeculator(method="mtp")
 
 
 @pytest.mark.parametrize(
