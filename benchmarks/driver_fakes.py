@@ -225,7 +225,7 @@ class Worker:
             events = self.fleet.mix.events(self.running, self.batches)
         self.expected(events)
 
-    def _tell(self, pickled: bytes) -> Ref:
+    def _tell(self, pickled: bytes, memory: object = None) -> Ref:
         with OWN:
             command: Command = pickle.loads(pickled)
             if not self.has_work and isinstance(command, Submit):

@@ -76,7 +76,7 @@ class Worker:
         self.expected, self.ended = None, False
         return Ref(replace(UP, name=self.name), self.fleet.todo)
 
-    def _tell(self, pickled: bytes) -> Ref:
+    def _tell(self, pickled: bytes, memory: object = None) -> Ref:
         match pickle.loads(pickled):
             case Submit(requests):
                 for request in requests:
