@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from contracts.rollout import (
     FinishReason,
     IntArray,
     Progress,
+    Request,
 )
 from models.checksum import checksum
 from models.manifest import WeightsManifest
@@ -49,6 +50,15 @@ async def read(stream: AsyncGenerator[list[Event], None], until: int) -> list[Ev
     return events
 
 
+def finished_and_said(events: Sequence[object], request: Request) -> tuple[list[int], list[int]]:
+    """The tokens of the request, which has ended as it must, and those that were reported before."""
+    [rollout] = [e.rollout for e in events if isinstance(e, Finished) and e.rollout.request_id == request.request_id]
+    tokens, reason = response(request)
+    assert (rollout.tokens.tolist(), rollout.finish_reason) == (tokens, reason)
+    deltas = [e.delta.tokens for e in events if isinstance(e, Progress) and e.request_id == request.request_id]
+    return tokens, np.concatenate([np.zeros(0, np.int32), *deltas]).tolist()
+
+
 @pytest.mark.asyncio
 async def test_streams_progress_and_rollouts_and_allows_one_reader() -> None:
     w = worker()
@@ -60,13 +70,7 @@ async def test_streams_progress_and_rollouts_and_allows_one_reader() -> None:
     await w.tell(Submit(tuple(requests)))
     events = await read(stream, 5)
     for request in requests:
-        [rollout] = [
-            e.rollout for e in events if isinstance(e, Finished) and e.rollout.request_id == request.request_id
-        ]
-        tokens, reason = response(request)
-        assert (rollout.tokens.tolist(), rollout.finish_reason) == (tokens, reason)
-        deltas = [e.delta.tokens for e in events if isinstance(e, Progress) and e.request_id == request.request_id]
-        said = np.concatenate([np.zeros(0, np.int32), *deltas]).tolist()
+        tokens, said = finished_and_said(events, request)
         assert said == tokens[: len(said)]
         assert len(tokens) - len(said) <= 4 + 1
     with pytest.raises(RuntimeError, match="already being read"):
@@ -94,13 +98,7 @@ async def test_a_stream_ends_after_so_many_lists_and_the_next_one_goes_on() -> N
                 await w.tell(Submit(tuple(make_request(i) for i in range(7, 12))))
     assert not any(isinstance(event, StreamEnds) for event in events)
     for request in requests:
-        [rollout] = [
-            e.rollout for e in events if isinstance(e, Finished) and e.rollout.request_id == request.request_id
-        ]
-        tokens, reason = response(request)
-        assert (rollout.tokens.tolist(), rollout.finish_reason) == (tokens, reason)
-        deltas = [e.delta.tokens for e in events if isinstance(e, Progress) and e.request_id == request.request_id]
-        said = np.concatenate([np.zeros(0, np.int32), *deltas]).tolist()
+        tokens, said = finished_and_said(events, request)
         assert said == tokens[: len(said)], "nothing is lost or repeated between two streams"
     await w.shutdown()
 
