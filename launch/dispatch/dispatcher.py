@@ -17,7 +17,7 @@ from actors.learner_group import WeightsSending
 from actors.rollout_worker import Leaving, SupervisorStatus, WorkerEvent
 from actors.spot_host import RecordingReport
 from config.rollout import RolloutOptions
-from contracts.engine import SiblingText, Sleep
+from contracts.engine import Sleep
 from contracts.rollout import (
     DrafterFailed,
     EngineFailed,
@@ -81,7 +81,7 @@ class RolloutDispatcher:
             context=context,
             early=self.early,
             probes=options.probe_first,
-            tell_siblings=self._hear if speculation.mode != "off" and speculation.suffix.siblings else None,
+            shares_texts=speculation.mode != "off" and speculation.suffix.siblings,
         )
         self._seats = Seats(options, context, self._requests)
         self._workers = Workers(
@@ -210,7 +210,9 @@ class RolloutDispatcher:
         self._context.loop.turn()
 
     def _assign(self) -> None:
-        if self._requests.assign(self._seats.by_name) and self._ahead_apart:
+        assigned = self._requests.assign(self._seats.by_name)
+        self._share_texts()
+        if assigned and self._ahead_apart:
             decoding = self._decoding_nodes()
             for seat in self._seats.by_name.values():
                 if seat.node_id in decoding:
@@ -326,10 +328,13 @@ class RolloutDispatcher:
         else:
             seat.inbox.extend(events)
             self._handle_inbox(seat)
-            self._requests.tell_siblings()
+            self._share_texts()
 
-    def _hear(self, worker: str, texts: Sequence[SiblingText]) -> bool:
-        return self.drafters.hear(worker, texts)
+    def _share_texts(self) -> None:
+        """Send workers what others have sampled of groups that they share."""
+        for worker, texts in self._requests.sibling_texts():
+            if self.drafters.hear(worker, texts):
+                self._requests.texts_sent(worker, texts)
 
     def _lost(self, seat: Seat, error: RayError) -> None:
         alive = isinstance(error, RayTaskError)

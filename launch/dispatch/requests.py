@@ -3,16 +3,16 @@
 Owns the ledger and the counts. `workers` owns the workers and their states.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from actors.context import Context
-from contracts.engine import Abort, Submit
+from contracts.engine import Abort, SiblingText, Submit
 from contracts.rollout import FinishReason, Request, Rollout, Sampled
 from launch.dispatch.early import EarlySampling, is_early
 from launch.dispatch.events import RolloutEnded, RolloutProgressed, WorkerChanged
 from launch.dispatch.ledger import FailedRequest, Ledger
 from launch.dispatch.seat import Seat, SeatState
-from launch.dispatch.siblings import Send, Siblings
+from launch.dispatch.siblings import Siblings
 from launch.dispatch.stats import DispatchStats, DispatchTally
 from launch.errors import PacelineError
 
@@ -27,9 +27,9 @@ class Requests:
         context: Context,
         early: EarlySampling,
         probes: bool = False,
-        tell_siblings: Send | None = None,
+        shares_texts: bool = False,
     ) -> None:
-        """`probes`: one request of each prompt goes before the others (Ledger). `tell_siblings`: sends workers the
+        """`probes`: one request of each prompt goes before the others (Ledger). `shares_texts`: workers receive
         texts of groups that they share."""
         self._max_retries, self._context, self.early, self._probes = max_retries, context, early, probes
         self._version: int | None = None  # of the weights that every worker must hold, if any
@@ -37,8 +37,8 @@ class Requests:
         self._watched = False  # ... and so is progress
         self._ledger = Ledger([], max_retries=0)
         self._tally = DispatchTally()
-        self._tell_siblings = tell_siblings
-        self._siblings: Siblings | None = None  # None: nobody is told of them
+        self._shares_texts = shares_texts
+        self._siblings: Siblings | None = None  # None: no texts are shared
         self.aborting = False
 
     def expect(self, version: int) -> None:
@@ -50,9 +50,8 @@ class Requests:
         two requests have one id."""
         self._tally = DispatchTally(begin_s=self._context.clock())
         self._ledger = Ledger(self.early.begin(requests), max_retries=self._max_retries, probes=self._probes)
-        if self._tell_siblings is not None:
-            clock, wall = self._context.clock, self._context.wall
-            self._siblings = Siblings(self._ledger, self._tell_siblings, clock, wall)
+        if self._shares_texts:
+            self._siblings = Siblings(self._ledger, self._context)
         self._heard, self._watched = True, watch
 
     def abort_all(self) -> None:
@@ -102,13 +101,16 @@ class Requests:
             seat.give(Submit(tuple(requests)))
             if self._siblings is not None:
                 self._siblings.assigned(name, [request.prompt_id for request in requests])
-        self.tell_siblings()
         return bool(assigned)
 
-    def tell_siblings(self) -> None:
-        """Send workers what is new of siblings that others sample."""
+    def sibling_texts(self) -> Iterator[tuple[str, list[SiblingText]]]:
+        """Yield, by worker, what is new of siblings that others sample. Call `texts_sent` for what was sent."""
         if self._siblings is not None:
-            self._siblings.flush()
+            yield from self._siblings.due()
+
+    def texts_sent(self, worker: str, texts: Sequence[SiblingText]) -> None:
+        if self._siblings is not None:
+            self._siblings.sent(worker, texts)
 
     def look_ahead(self, seats: Iterable[Seat], *, most: int, workers: int) -> None:
         """Have idle ones of these workers sample the next step while nothing waits: at most `most` requests each,

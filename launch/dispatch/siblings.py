@@ -3,22 +3,22 @@
 Owns what was sent to whom. Messages only save time: one that cannot be sent now is made up for by the next.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 
+from actors.context import Context
 from contracts.engine import SiblingText
 from contracts.rollout import IntArray
 from launch.dispatch.ledger import Ledger
 
 MOST_TOKENS = 1 << 16  # of one message, 4 bytes each
 PERIOD_S = 0.05  # at least, between two messages to a worker
-Send = Callable[[str, Sequence[SiblingText]], bool]  # to a worker; returns whether it was sent
 
 
 class Siblings:
     """The split groups of one run. A text goes to a worker once, in parts, in order."""
 
-    def __init__(self, ledger: Ledger, send: Send, clock: Callable[[], float], wall: Callable[[], float]) -> None:
-        self._ledger, self._send, self._clock, self._wall = ledger, send, clock, wall
+    def __init__(self, ledger: Ledger, context: Context) -> None:
+        self._ledger, self._context = ledger, context
         self._sent: dict[tuple[str, int], int] = {}  # tokens, by worker and request
         self._due: dict[str, dict[int, None]] = {}  # requests with tokens that the worker has not, in order
         self._ended: dict[int, tuple[int, IntArray]] = {}  # requests that have ended: prompt and tokens
@@ -47,11 +47,11 @@ class Siblings:
                     for request_id in self._ledger.begun(other, prompt_id):
                         self._due.setdefault(worker, {})[request_id] = None
 
-    def flush(self) -> None:
-        """Send what is due to workers that may get a message now."""
+    def due(self) -> Iterator[tuple[str, list[SiblingText]]]:
+        """Yield what is due to workers that may get a message now. It stays due until `sent`."""
         if not self._due:
             return
-        now_s = self._clock()
+        now_s = self._context.clock()
         for worker in [name for name in self._due if self._next_s.get(name, now_s) <= now_s]:
             texts, left = list[SiblingText](), MOST_TOKENS
             for request_id in self._due[worker]:
@@ -59,12 +59,17 @@ class Siblings:
                 if text is not None and len(text.tokens) <= left:
                     texts.append(text)
                     left -= len(text.tokens)
-            if texts and not self._send(worker, texts):
-                continue  # what is due stays due
-            del self._due[worker]
-            self._next_s[worker] = now_s + PERIOD_S
-            for text in texts:
-                self._sent[worker, text.request_id] = text.first + len(text.tokens)
+            if texts:
+                yield worker, texts
+            else:
+                self.sent(worker, texts)
+
+    def sent(self, worker: str, texts: Sequence[SiblingText]) -> None:
+        """`texts` are under way to the worker."""
+        del self._due[worker]
+        self._next_s[worker] = self._context.clock() + PERIOD_S
+        for text in texts:
+            self._sent[worker, text.request_id] = text.first + len(text.tokens)
 
     def _text(self, worker: str, request_id: int) -> SiblingText | None:
         first = self._sent.get((worker, request_id), 0)
@@ -75,4 +80,4 @@ class Siblings:
             prompt_id, tokens = prompt, self._ledger.tail(request_id, first)
         else:
             return None
-        return SiblingText(prompt_id, request_id, first, tokens, self._wall()) if len(tokens) else None
+        return SiblingText(prompt_id, request_id, first, tokens, self._context.wall()) if len(tokens) else None

@@ -7,7 +7,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from actors.context import Context
 from actors.engine.batch.siblings import MOST_TOKENS, SiblingTexts
+from actors.loop import EventLoop
 from contracts.engine import SiblingText
 from contracts.rollout import FinishReason, Request, Rollout, Sampled, SamplingParams
 from launch.dispatch.ledger import Ledger
@@ -42,7 +44,8 @@ class World:
         self.reaches = True
         self.told: dict[str, dict[int, list[int]]] = {name: defaultdict(list) for name in WORKERS}
         self.messages = 0
-        self.siblings = Siblings(self.ledger, self._send, lambda: self.now_s, lambda: self.now_s)
+        context = Context(loop=EventLoop(lambda: self.now_s), wall=lambda: self.now_s)
+        self.siblings = Siblings(self.ledger, context)
         self.texts: dict[int, list[int]] = defaultdict(list)
         self.prompts = {one.request_id: one.prompt_id for one in requests}
         for worker, count in slots.items():
@@ -91,7 +94,9 @@ class World:
 
     def flush(self) -> None:
         self.now_s += PERIOD_S
-        self.siblings.flush()
+        for worker, texts in self.siblings.due():
+            if self._send(worker, texts):
+                self.siblings.sent(worker, texts)
 
 
 def test_a_group_on_one_worker_is_told_to_nobody() -> None:
