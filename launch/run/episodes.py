@@ -5,7 +5,7 @@ episode: the prompt, the tokens and the environment's answers.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Protocol
@@ -102,10 +102,9 @@ class EpisodeFailed:
 class Episodes:
     """Episodes of one batch. Each answer returns what follows: a turn to sample, or the episode's end."""
 
-    def __init__(self, player: EpisodeRunner, batch: Batch, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, player: EpisodeRunner, batch: Batch) -> None:
         self._batch, self._options, self._environments = batch, player.options, player.environments
         self._template = player.template
-        self._clock = clock
         self._running: dict[int, _Running] = {}
         self._asked: set[int] = set()  # those that wait for their environment
         self._done: list[_Running] = []
@@ -134,7 +133,7 @@ class Episodes:
         """Take an environment's answer."""
         self._asked.discard(key)
         running = self._running[key]
-        running.waited_s += self._clock() - running.asked_s
+        running.waited_s += time.monotonic() - running.asked_s
         if answer.error is not None:
             del self._running[key]
             return EpisodeFailed(key, answer)
@@ -161,7 +160,7 @@ class Episodes:
 
     def _ask(self, key: int) -> None:
         running = self._running[key]
-        running.asked_s = self._clock()
+        running.asked_s = time.monotonic()
         self._asked.add(key)
         call = EnvironmentCall(
             round=0,
