@@ -11,11 +11,10 @@ their own, which nobody waits for and which are released one by one. It starts n
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import ray
 from ray._private.state import available_resources_per_node
@@ -28,11 +27,9 @@ from ray.util.placement_group import (
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from actors.context import Context
-from actors.group_engine import spawn_on_group
 from actors.placement_plan import Bundle, BundleGroup, PlacementError, Plan, Slot, plan
 from config.tree import Config
 
-T = TypeVar("T")
 _NODE_ID = "ray.io/node-id"  # Ray's own label of every node
 _SLICE_S = 1.0  # longest wait before a stop request is checked
 _FIRST_WORD_S, _NEXT_WORD_S = 5.0, 60.0  # of waiting, before the first report, between reports
@@ -239,11 +236,11 @@ class Placement:
         group, _ = self.plan.further
         return _lacking_now(group, self._avoid[name])
 
-    def engine_factory(self, spawn: Callable[..., T]) -> Callable[[], T]:
-        """Return the engine factory of a rollout worker, for an engine on all GPUs of a worker."""
+    @property
+    def gpus_timeout_s(self) -> float | None:
+        """How long a worker may ask for the GPUs of its other bundles; None: its engine uses what Ray shows it."""
         further, _ = self.plan.further
-        single = further.strategy != "STRICT_PACK" or len(further.bundles) == 1
-        return spawn if single else partial(spawn_on_group, spawn, self._timeout_s)
+        return self._timeout_s if further.strategy == "STRICT_PACK" and len(further.bundles) > 1 else None
 
     def release(self) -> None:
         """Release all reservations; Ray kills actors that still run in them."""

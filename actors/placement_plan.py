@@ -4,7 +4,7 @@ embedded       CPU only, one group, PACK. Rollout and learning alternate, so if 
                every share is scaled down until all fit: a laptop with 2 cores runs 3 workers.
 colocated      one STRICT_PACK group per rollout worker, one bundle per GPU. Each bundle can also hold a learner rank;
                rank and worker take just under half of the GPU each. A worker with several GPUs runs in the group's
-               first bundle, and Ray shows it only that; its engine uses every GPU of the group (`spawn_on_group`).
+               first bundle, and Ray shows it only that; its engine uses every GPU of the group (`group_gpus`).
 disaggregated  workers SPREAD over the nodes with `rollout_resource`, ranks PACKed on those with `learner_resource`.
 """
 

@@ -36,6 +36,7 @@ from numpy.typing import NDArray
 from ray.exceptions import RayError
 
 from actors.engine.process import RolloutEngine
+from actors.group_engine import group_gpus
 from actors.handoff.base import BaseWeights
 from actors.identity import log_to
 from actors.spot_host import SpotEvent, SpotHost, SpotPlan
@@ -62,9 +63,8 @@ from contracts.rollout import (
 from models.delta import DeltaError
 from models.manifest import WeightsManifest
 
-EngineFactory = Callable[[], RolloutEngine]
+EngineFactory = Callable[..., RolloutEngine]  # called with `gpus` if it uses others than Ray shows
 A = TypeVar("A")
-T = TypeVar("T")
 Memory = NDArray[np.uint8]
 
 _log = logging.getLogger(__name__)
@@ -221,11 +221,19 @@ class _Incarnation:
 class RolloutWorker:
     """See the module docstring. An actor by `ray.remote(RolloutWorker)`; all methods run on one event loop."""
 
-    def __init__(self, name: str, factory: EngineFactory, spot: SpotPlan | None = None, log: str | None = None) -> None:
-        """spot: plan for drafter training without work; None: no training. log: see log_to."""
+    def __init__(
+        self,
+        name: str,
+        factory: EngineFactory,
+        spot: SpotPlan | None = None,
+        log: str | None = None,
+        gpus_timeout_s: float | None = None,
+    ) -> None:
+        """spot: plan for drafter training without work; None: no training. log: see log_to. gpus_timeout_s: see
+        Placement."""
         log_to(log, name)
         self._name = name
-        self._factory = factory
+        self._factory, self._gpus_timeout_s = factory, gpus_timeout_s
         self._spot_plan = spot
         self._spot: SpotHost | None = None
         self._current: _Incarnation | None = None
@@ -255,7 +263,7 @@ class RolloutWorker:
             self._loaded, self._asleep = None, False
             try:
                 # A separate thread: the call thread may hang in the engine that is being replaced.
-                engine = await asyncio.to_thread(self._factory)
+                engine = await asyncio.to_thread(self._make_engine)
             except BaseException as error:
                 self._engine_state, self._reason = "failed", f"{type(error).__name__}: {error}"
                 _log.error("the engine did not start: %s", self._reason)
@@ -286,8 +294,8 @@ class RolloutWorker:
                 await self._spot.begin_work(len(command.requests))
             if isinstance(command, Submit) and self._asleep:
                 self._asleep = False
-                await self._call(self._engine().engine.send, Wake())
-            await self._call(self._engine().engine.send, command, memory)
+                await self._send(self._engine().engine, Wake())
+            await self._send(self._engine().engine, command, memory)
 
     @ray.method
     async def ask(self, command: Answered[Any], memory: Memory | None = None) -> Any:
@@ -429,7 +437,7 @@ class RolloutWorker:
                 raise ValueError(refusal)
 
         async def resume() -> None:
-            await self._call(self._engine().engine.send, Wake())
+            await self._send(self._engine().engine, Wake())
 
         node = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         return SpotHost(self._name, node, time.time_ns(), plan, pause=pause, resume=resume, emit=emit)
@@ -446,7 +454,7 @@ class RolloutWorker:
         incarnation.asked.append(waiter)  # in the sending order of the call thread
         try:
             # Shielded: a submitted command is sent and answered even if its caller goes away.
-            await asyncio.shield(self._call(incarnation.engine.send, command, memory))
+            await asyncio.shield(self._send(incarnation.engine, command, memory))
         except Exception:
             with contextlib.suppress(ValueError):  # it already received the engine's end
                 incarnation.asked.remove(waiter)
@@ -456,8 +464,13 @@ class RolloutWorker:
             raise
         return await waiter
 
-    def _call(self, function: Callable[..., T], *args: object) -> asyncio.Future[T]:
-        return asyncio.get_running_loop().run_in_executor(self._calls, function, *args)
+    def _make_engine(self) -> RolloutEngine:
+        gpus = None if self._gpus_timeout_s is None else group_gpus(self._gpus_timeout_s)
+        return self._factory() if gpus is None else self._factory(gpus=gpus)
+
+    def _send(self, engine: RolloutEngine, command: Command, memory: Memory | None = None) -> asyncio.Future[None]:
+        """Send on the call thread, which keeps the order of calls."""
+        return asyncio.get_running_loop().run_in_executor(self._calls, engine.send, command, memory)
 
     async def _close_engine(self) -> None:
         incarnation, self._current = self._current, None

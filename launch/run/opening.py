@@ -187,10 +187,11 @@ class PlacedWorkers:
     context: RunContext
 
     def spawn(self, name: str) -> WorkerHandle:
-        engine = self.placement.engine_factory(partial(self.make, name=name))
+        engine, log = partial(self.make, name=name), self.context.log(name)
         training = None if self.drafter is None else self.drafter.plan(name, engine_options(self.context.config))
         options = {"num_cpus": 0, **self.placement.worker_options(name), "name": unique_name(name)}
-        return ray.remote(RolloutWorker).options(**options).remote(name, engine, training, self.context.log(name))
+        worker = ray.remote(RolloutWorker).options(**options)
+        return worker.remote(name, engine, training, log, self.placement.gpus_timeout_s)
 
     def placed(self, name: str) -> bool:
         return self.placement.there(name)

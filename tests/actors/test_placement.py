@@ -3,7 +3,7 @@
 import os
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ import ray
 
 from actors import placement
 from actors.context import Context
+from actors.group_engine import group_gpus
 from actors.observer import RunObserver
 from actors.placement import Placement, place, reserve
 from actors.placement_plan import PlacementError, Plan, plan
@@ -107,12 +108,8 @@ class Where:
     def gpus(self) -> list[int]:
         return [int(gpu) for gpu in ray.get_gpu_ids()]
 
-    def start(self, factory: Callable[[], Any]) -> Any:
-        return factory()
-
-
-def engine_on(*, gpus: Sequence[int] | None = None) -> Sequence[int] | None:
-    return gpus
+    def group_gpus(self, timeout_s: float) -> list[int] | None:
+        return group_gpus(timeout_s)
 
 
 @pytest.mark.ray
@@ -143,8 +140,9 @@ def test_colocated_actors_share_their_gpus() -> None:
         first: Any = ray.remote(Where).options(**placement.worker_options("first")).remote()
         worker: Any = ray.remote(Where).options(**placement.worker_options("second")).remote()
         assert ray.get(worker.gpus.remote(), timeout=60) == gpus[2:3]
-        factory = placement.engine_factory(engine_on)
-        of_engines = ray.get([each.start.remote(factory) for each in (first, worker)], timeout=60)
+        assert placement.gpus_timeout_s is not None
+        asked = [each.group_gpus.remote(placement.gpus_timeout_s) for each in (first, worker)]
+        of_engines = ray.get(asked, timeout=60)
         assert of_engines == [gpus[:2], gpus[2:]], "the engine uses the GPUs of both bundles"
 
 
@@ -164,7 +162,7 @@ def test_a_disaggregated_worker_sees_all_its_gpus() -> None:
     with place(config) as placement:
         worker: Any = ray.remote(Where).options(**placement.worker_options("a")).remote()
         assert len(ray.get(worker.gpus.remote(), timeout=60)) == 3
-        assert ray.get(worker.start.remote(placement.engine_factory(engine_on)), timeout=60) is None, "what Ray shows"
+        assert placement.gpus_timeout_s is None, "what Ray shows"
 
 
 @pytest.mark.ray

@@ -1,5 +1,6 @@
 """`cluster.start_timeout_s` is how long every engine and every trainer may take to start, in each layout."""
 
+import asyncio
 from functools import partial
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 
 from actors.engine import process
 from actors.engine.process import spawn_engine
-from actors.group_engine import spawn_on_group
+from actors.rollout_worker import RolloutWorker
 from config.model import ModelOptions
 from config.rollout import EngineOptions
 
@@ -41,7 +42,8 @@ def test_the_childs_start_is_waited_for_as_long_as_it_was_told(backend: str, wai
 
 def test_an_engine_on_several_gpus_waits_as_long(monkeypatch: pytest.MonkeyPatch, waited: list[float]) -> None:
     spawn = partial(spawn_engine, ModelOptions(path="m"), EngineOptions(), start_timeout_s=777.0)
-    monkeypatch.setattr("actors.group_engine.get_current_placement_group", lambda: None)
-    with pytest.raises(WaitsError):
-        spawn_on_group(spawn, 1.0)
-    assert waited == [777.0]
+    for gpus in (None, [3, 5]):
+        monkeypatch.setattr("actors.rollout_worker.group_gpus", lambda timeout_s, gpus=gpus: gpus)
+        with pytest.raises(WaitsError):
+            asyncio.run(RolloutWorker("w", spawn, gpus_timeout_s=1.0).restart_engine())
+    assert waited == [777.0, 777.0]
