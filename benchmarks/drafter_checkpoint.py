@@ -21,12 +21,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import Annotated, Any
+from types import SimpleNamespace
+from typing import Annotated, Any, cast
 
 import torch
 from torch import Tensor
 
-from actors.spot.checkpoints import Checkpoints, history, restore
+from actors.processes.link import Link
+from actors.spot.checkpoints import Checkpoints, history, newest
 from actors.training.persistence import save_tensors
 from benchmarks.harness import RESULTS, command, paired, write
 from benchmarks.tools.drafting import random_record
@@ -88,7 +90,9 @@ def compare(trainer: DrafterTrainer, repeats: int, rows: int, disk: Path | None)
                 saved = trainer.steps
                 found[name].append(save())
         restored = DrafterTrainer(trainer.head, DrafterOptions(), seed=1)
-        assert restore(history(Path(directory) / OURS), restored.load_state_dict, restored.state_dict())
+        tensors = newest(history(Path(directory) / OURS), restored.state_dict())
+        assert tensors is not None
+        restored.load_state_dict(tensors)
         assert restored.steps == saved, "the last save is what is restored"
     answer: dict[str, Any] = {"trainable": sum(p.numel() for p in trainer.model.parameters())}
     answer["micro_step_ms"] = round(median(alone[1:]) * 1e3, 2)
@@ -122,7 +126,8 @@ def _ways(trainer: DrafterTrainer, root: Path, micro_step: Callable[[], float]) 
 
     def asynchronous(name: str, tensors: Tensors) -> Way:
         reports: list[Checkpointed] = []
-        checkpoints = Checkpoints(root / name, 1, torch.float32, reports.append)
+        link = cast(Link, SimpleNamespace(send=reports.extend))
+        checkpoints = Checkpoints(root / name, 1, torch.float32, link)
 
         def save() -> Save:
             start_s = perf_counter()

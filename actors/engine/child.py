@@ -6,20 +6,20 @@ step.
 
 import os
 import queue
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from actors.engine import wire
 from actors.engine.core import EngineCore, build_core
-from actors.processes.child import hear, run_child
+from actors.processes.child import hear, parent_link
 from actors.processes.link import Close, Link, Ready
 from contracts.rollout import EngineFailed
 
 
 def main() -> None:
-    run_child(lambda link: serve(link, _build), EngineFailed)
+    with parent_link(EngineFailed) as link:
+        serve(link, _build(link.receive()))
 
 
 def _build(start: wire.Start) -> EngineCore:
@@ -37,11 +37,10 @@ def _on_gpu(device: str, control: Path = Path("/dev/nvidiactl")) -> bool:
     return control.exists() and os.environ.get("CUDA_VISIBLE_DEVICES", "all") not in ("", "-1")
 
 
-def serve(link: Link, build: Callable[[Any], EngineCore]) -> None:
-    """Run the core that `build` makes of the first message, until it is closed."""
-    core = build(link.receive())
+def serve(link: Link, core: EngineCore) -> None:
+    """Run the core until the parent closes it."""
     inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    hear(link, inbox.put)
+    hear(link, inbox)
     link.send([Ready()])
     while True:
         while not (core.has_work and inbox.empty()):

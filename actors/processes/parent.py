@@ -27,7 +27,7 @@ _REPOSITORY = Path(__file__).resolve().parents[len(__name__.split(".")) - 1]  # 
 
 
 class ChildProcess:
-    """A process that runs `module.main()`, which calls `run_child`. Thread-safe; one thread should call `poll` and
+    """A process that runs `module.main()`, which uses `parent_link`. Thread-safe; one thread should call `poll` and
     `first`.
 
     Once it has ended, `died` is raised, with exit code or signal and the last lines of stderr."""

@@ -16,13 +16,14 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from actors.processes.link import Link
 from contracts.spot import Checkpointed
 from models.durable import CHECKSUMS_FILE, faults, seal, sync
 from models.weights import pack
@@ -36,11 +37,9 @@ _UNFINISHED = re.compile(r"\.writing-(\d{6,})")
 class Checkpoints:
     """Checkpoints of one drafter. Single-threaded except for the writing: one save at a time."""
 
-    def __init__(
-        self, root: str | Path, keep: int, publish_dtype: torch.dtype, report: Callable[[Checkpointed], None]
-    ) -> None:
-        """`publish_dtype`: of published weights. The writing thread calls `report` once a checkpoint is durable."""
-        self.root, self.keep, self._dtype, self._report = Path(root), keep, publish_dtype, report
+    def __init__(self, root: str | Path, keep: int, publish_dtype: torch.dtype, link: Link) -> None:
+        """`publish_dtype`: of published weights. `link`: gets a Checkpointed event once a checkpoint is durable."""
+        self.root, self.keep, self._dtype, self._link = Path(root), keep, publish_dtype, link
         self._staged: dict[str, Tensor] = {}
         self._writing: threading.Thread | None = None
         self.blocking_s = 0.0  # time that the last save blocked its caller
@@ -89,7 +88,7 @@ class Checkpoints:
             print(f"checkpoint of micro-step {step} was not written: {error}", file=sys.stderr, flush=True)
             return
         seconds = time.perf_counter() - started_s
-        self._report(Checkpointed(step, str(directory), self.blocking_s, seconds))
+        self._link.send([Checkpointed(step, str(directory), self.blocking_s, seconds)])
 
     def _write_directory(self, step: int) -> Path:
         from actors.training.persistence import save_tensors  # half a second of imports, on this thread
@@ -200,11 +199,9 @@ def find(root: str | Path, step: int, weights: int) -> Path | None:
     return None
 
 
-def restore(
-    checkpoints: Sequence[Path], load: Callable[[Mapping[str, Tensor]], None], like: Mapping[str, Tensor]
-) -> Path | None:
-    """Load the last readable checkpoint: pass its tensors (names and shapes as in `like`) to `load`, and return it;
-    None if there is none. Unreadable or unfit ones are reported on stderr."""
+def newest(checkpoints: Sequence[Path], like: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+    """Return the tensors (names, shapes and dtypes as in `like`) of the last readable checkpoint; None: there is none.
+    Unreadable or unfit ones are reported on stderr."""
     for checkpoint in reversed(checkpoints):
         from actors.training.persistence import load_tensors  # half a second of imports, saved at a first start
 
@@ -213,9 +210,8 @@ def restore(
             if damaged := faults(checkpoint):
                 raise ValueError(str(damaged[0]))
             load_tensors(tensors, checkpoint / TENSORS, distributed=False)
-            load(tensors)
         except (OSError, ValueError, RuntimeError) as error:
             print(f"{checkpoint} is not used: {error}", file=sys.stderr, flush=True)
             continue
-        return checkpoint
+        return tensors
     return None

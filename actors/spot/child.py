@@ -16,10 +16,10 @@ from typing import assert_never
 import torch
 
 from actors.pacing import Pacer
-from actors.processes.child import hear, run_child
+from actors.processes.child import hear, parent_link
 from actors.processes.link import Bytes, Close, Link, Ready
 from actors.spot import wire
-from actors.spot.checkpoints import Checkpoints, find, history, restore
+from actors.spot.checkpoints import Checkpoints, find, history, newest
 from actors.spot.feeding import Feeding
 from actors.spot.groups import Transport
 from actors.spot.members import BrokenGroupError, Members
@@ -59,7 +59,8 @@ _WRITTEN_WITHIN_S = 5.0  # limit of a running write when other weights arrive
 
 
 def main() -> None:
-    run_child(_serve, TrainFailed)
+    with parent_link(TrainFailed) as link:
+        _serve(link)
 
 
 def _serve(link: Link) -> None:
@@ -73,31 +74,33 @@ def _serve(link: Link) -> None:
     loop.run()
 
 
-class Inbox:
-    """Queue of commands, and whether one of them requires the trainer to stop."""
+class Inbox(queue.SimpleQueue[SpotCommand | Close]):
+    """Queue of commands. `stop` is set while one of them requires the trainer to stop."""
 
     def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[SpotCommand | Close] = queue.SimpleQueue()
+        self.stop = threading.Event()
         self._lock = threading.Lock()
-        self._urgent = 0
+        self._stops = 0
 
-    def put(self, command: SpotCommand | Close) -> None:
-        with self._lock:
-            self._urgent += isinstance(command, StopTraining | Close)
-        self._queue.put(command)
+    def put(self, item: SpotCommand | Close, block: bool = True, timeout: float | None = None) -> None:
+        if isinstance(item, StopTraining | Close):
+            with self._lock:
+                self._stops += 1
+                self.stop.set()
+        super().put(item, block, timeout)
 
     def take(self, timeout_s: float | None) -> SpotCommand | Close | None:
         """Return the next command, waiting up to timeout_s (None: for ever) for it."""
         try:
-            command = self._queue.get(timeout=timeout_s) if timeout_s != 0 else self._queue.get_nowait()
+            command = self.get(timeout=timeout_s) if timeout_s != 0 else self.get_nowait()
         except queue.Empty:
             return None
-        with self._lock:
-            self._urgent -= isinstance(command, StopTraining | Close)
+        if isinstance(command, StopTraining | Close):
+            with self._lock:
+                self._stops -= 1
+                if not self._stops:
+                    self.stop.clear()
         return command
-
-    def urgent(self) -> bool:
-        return self._urgent > 0
 
 
 class SpotLoop:
@@ -110,20 +113,21 @@ class SpotLoop:
         home = _build(start)
         self._residence = Residence(home, device)
         self._checkpoints = Checkpoints(
-            start.checkpoint_dir, start.options.checkpoint_keep, home.head.embedding.dtype, self._tell
+            start.checkpoint_dir, start.options.checkpoint_keep, home.head.embedding.dtype, link
         )
-        restore(history(start.checkpoint_dir), home.load_state_dict, home.state_dict())
+        if (saved := newest(history(start.checkpoint_dir), home.state_dict())) is not None:
+            home.load_state_dict(saved)
         self._saved_step = home.steps
         self._inbox = Inbox()
         transport = Transport(device, start.options.collectives)
-        self._members = Members(start.host, transport, self._inbox.urgent)
+        self._members = Members(start.host, transport, self._inbox.stop)
         config = home.head.config
         fused = 3 if home.model.kind == "eagle3" else 1
         self._feeding = Feeding(
             start.options.micro_step_tokens, config.vocab_size, config.hidden_size, fused * config.hidden_size
         )
         self._newest = (0, 0)  # latest session and epoch
-        hear(link, self._inbox.put)
+        hear(link, self._inbox)
 
     @property
     def trainer(self) -> DrafterTrainer:
@@ -204,8 +208,11 @@ class SpotLoop:
         self._members.part()
         found = find(self._checkpoints.root, manifest.version, manifest.checksum)
         trainer = self.trainer
-        if found is None or not restore([found], trainer.load_state_dict, trainer.state_dict()):
+        saved = None if found is None else newest([found], trainer.state_dict())
+        if saved is None:
             trainer.load(manifest, memory)
+        else:
+            trainer.load_state_dict(saved)
         trainer.renumber(manifest.version)
         self._saved_step = -1
         self._checkpoints.wait(_WRITTEN_WITHIN_S)  # a save during a write would be skipped, and the roll-back lost

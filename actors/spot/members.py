@@ -12,6 +12,7 @@ group forms, its members compare micro-steps and fingerprints, and if these diff
 that does not arrive in time, because another node's address is unreachable, is left out until a newer session.
 """
 
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -37,10 +38,10 @@ class BrokenGroupError(RuntimeError):
 
 class Members:
     """Members of one trainer's session. For one thread. Waits at most `LIMIT_S` for others, and little more than
-    `_PATIENCE_S` once `wanted()` requires the trainer to stop."""
+    `_PATIENCE_S` once `stop` is set, because the trainer must stop."""
 
-    def __init__(self, host: str, transport: Transport, wanted: Callable[[], bool]) -> None:
-        self._host, self._transport, self._wanted = host, transport, wanted
+    def __init__(self, host: str, transport: Transport, stop: threading.Event) -> None:
+        self._host, self._transport, self._stop = host, transport, stop
         self._store: Any = None  # this member's own
         self._told: TrainSession | None = None  # the newest session
         self._formed: TrainSession | None = None  # the session whose members sum now
@@ -133,7 +134,7 @@ class Members:
         unchanged."""
         group = self._group
         assert group is not None
-        tail = torch.tensor([float(self._goes_on()), float(self._wanted())])
+        tail = torch.tensor([float(self._goes_on()), float(self._stop.is_set())])
         try:
             if self._transport.apart:  # hosts first: see `actors.spot.groups`
                 self._wait(group.hosts.allreduce([tail]))
@@ -226,12 +227,12 @@ class Members:
         self._work = None
 
     def _until(self, done: Callable[[], bool]) -> None:
-        start_s, wanted_s = time.monotonic(), None
+        start_s, stop_s = time.monotonic(), None
         while not done():
             now_s = time.monotonic()
-            if wanted_s is None and self._wanted():
-                wanted_s = now_s
-            if wanted_s is not None and now_s - wanted_s > _PATIENCE_S:
+            if stop_s is None and self._stop.is_set():
+                stop_s = now_s
+            if stop_s is not None and now_s - stop_s > _PATIENCE_S:
                 raise BrokenGroupError("called back while the others are late")
             if now_s - start_s > LIMIT_S:
                 raise BrokenGroupError(f"the others did not answer within {LIMIT_S:g} s")

@@ -1,12 +1,10 @@
 """Write the newest drafter that a run's trainers have saved as a drafter's folder."""
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
-from actors.spot.checkpoints import history, restore
+from actors.spot.checkpoints import history, newest
 from drafter.eagle import save_eagle
 from drafter.eagle.files import eagle_at
 from models.config import ModelConfig, read_config
@@ -25,12 +23,10 @@ def write_newest(saved: Path, path: str, target: Path, out: Path, *, dtype: str,
         batch_invariant=False,
     ).requires_grad_(False)
     state = network.state_dict()
-
-    def load(found: Mapping[str, Tensor]) -> None:
-        network.load_state_dict({name: found[f"model.{name}"] for name in state})
-
     checkpoints = history(saved)
-    if restore(checkpoints, load, {f"model.{name}": tensor for name, tensor in state.items()}) is None:
+    found = newest(checkpoints, {f"model.{name}": tensor for name, tensor in state.items()})
+    if found is None:
         return None
+    network.load_state_dict({name: found[f"model.{name}"] for name in state})
     save_eagle(network.to(getattr(torch, dtype)), out)
     return len(checkpoints)

@@ -21,7 +21,7 @@ from actors.engine.child import serve
 from actors.engine.process import RolloutEngine
 from actors.engine.shared_rollouts import unpack
 from actors.engine.stopping import End, find_end
-from actors.processes.child import run_child
+from actors.processes.child import parent_link
 from contracts.engine import (
     Abort,
     EngineCommand,
@@ -155,7 +155,8 @@ class FakeEngine(RolloutEngine):
 
 
 def main() -> None:
-    run_child(lambda link: serve(link, FakeCore), EngineFailed)
+    with parent_link(EngineFailed) as link:
+        serve(link, FakeCore(link.receive()))
 
 
 @dataclass

@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -344,7 +345,7 @@ def test_what_a_run_trained_of_a_head_is_written_back(target: Transformer, folde
     )
     text = np.arange(40, dtype=np.int32) % VOCAB
     trainer.micro_step(list(collect_records(target, [text[:4]], [text[4:]], layers=trainer.model.layers)))
-    saved = Checkpoints(run / CHECKPOINTS_DIR, 2, torch.float32, lambda event: None)
+    saved = Checkpoints(run / CHECKPOINTS_DIR, 2, torch.float32, SimpleNamespace(send=len))
     assert saved.save(trainer.steps, trainer.state_dict())
     saved.wait()
     for form in ("vllm", "speculators"):

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from actors.engine.child import serve
 from actors.engine.process import RolloutEngine
-from actors.processes.child import run_child
+from actors.processes.child import parent_link
 from actors.rollout_worker import RolloutWorker
 from contracts.engine import Answered, Command
 from contracts.rollout import EngineAnswer, EngineDiedError, EngineFailed
@@ -62,7 +62,8 @@ class Adder(FakeCore):
 
 
 def main() -> None:
-    run_child(lambda link: serve(link, Adder), EngineFailed)
+    with parent_link(EngineFailed) as link:
+        serve(link, Adder(link.receive()))
 
 
 def adder() -> RolloutEngine:

@@ -1,8 +1,9 @@
 """A child whose computation never ends, for test_stacks.py."""
 
+import queue
 import time
 
-from actors.processes.child import hear, run_child
+from actors.processes.child import hear, parent_link
 from actors.processes.link import Link
 
 
@@ -13,10 +14,11 @@ def hangs_here() -> None:
 
 def serve(link: Link) -> None:
     link.receive()
-    hear(link, lambda message: None)
+    hear(link, queue.SimpleQueue())
     link.send(["ready"])
     hangs_here()
 
 
 def main() -> None:
-    run_child(serve, str)
+    with parent_link(str) as link:
+        serve(link)

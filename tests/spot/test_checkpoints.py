@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from actors.spot.checkpoints import Checkpoints, find, history, restore
+from actors.spot.checkpoints import Checkpoints, find, history, newest
 from actors.training import persistence
 from actors.training.persistence import save_tensors
 from contracts.spot import Checkpointed
@@ -28,8 +28,15 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> TargetHead:
     return TargetHead.of(load_model(save_target(tmp_path_factory.mktemp("target"))), 0)
 
 
-def checkpoints_in(root: Path, keep: int = 2, reports: list[Checkpointed] | None = None) -> Checkpoints:
-    return Checkpoints(root, keep, torch.float32, [].append if reports is None else reports.append)
+class Reports(list[Checkpointed]):
+    """In place of the link to the parent."""
+
+    def send(self, events: list[Checkpointed]) -> None:
+        self += events
+
+
+def checkpoints_in(root: Path, keep: int = 2, reports: Reports | None = None) -> Checkpoints:
+    return Checkpoints(root, keep, torch.float32, Reports() if reports is None else reports)
 
 
 def save(checkpoints: Checkpoints, trainer: DrafterTrainer) -> None:
@@ -39,7 +46,8 @@ def save(checkpoints: Checkpoints, trainer: DrafterTrainer) -> None:
 
 def restored(root: Path, head: TargetHead, **options: object) -> DrafterTrainer:
     trainer = DrafterTrainer(head, options_of(**options), seed=99)
-    restore(history(root), trainer.load_state_dict, trainer.state_dict())
+    if (saved := newest(history(root), trainer.state_dict())) is not None:
+        trainer.load_state_dict(saved)
     return trainer
 
 
@@ -87,7 +95,7 @@ def test_nothing_frozen_is_written(tmp_path: Path, head: TargetHead) -> None:
 def test_the_last_k_stay_and_numbers_only_grow(tmp_path: Path, head: TargetHead) -> None:
     """Also when another process goes on, and when the drafter was rolled back to fewer steps."""
     trainer = DrafterTrainer(head, options_of())
-    reports: list[Checkpointed] = []
+    reports = Reports()
     checkpoints = checkpoints_in(tmp_path, keep=2, reports=reports)
     version_1 = None
     for seed in range(3):
@@ -119,7 +127,7 @@ def test_published_weights_are_found_with_their_optimizer(tmp_path: Path, head: 
 
 def test_two_writers_never_use_one_name(tmp_path: Path, head: TargetHead) -> None:
     """Trainers of one drafter may share its history; a mistaken one cannot destroy another's."""
-    reports: list[Checkpointed] = []
+    reports = Reports()
 
     def write(seed: int) -> None:
         trainer = DrafterTrainer(head, options_of(), seed=seed)
@@ -211,8 +219,9 @@ def test_a_disk_that_takes_nothing_stops_nothing(
 KILLED = """
 import os, random, signal, sys, time
 from pathlib import Path
+from types import SimpleNamespace
 import torch
-from actors.spot.checkpoints import Checkpoints, history, restore
+from actors.spot.checkpoints import Checkpoints, history, newest
 torch.set_num_threads(1)
 from actors.training.persistence import save_tensors, load_tensors
 root, kills = Path(sys.argv[1]), int(sys.argv[2])
@@ -222,23 +231,20 @@ def state(value):
 
 def write():  # every tensor of checkpoint n is n
     value = restored() or 0
-    checkpoints = Checkpoints(root, 2, torch.float32, lambda event: None)
+    checkpoints = Checkpoints(root, 2, torch.float32, SimpleNamespace(send=len))
     while True:
         value += 1
         assert checkpoints.save(value, state(value))
         checkpoints.wait()
 
 def restored():
-    found = []
-    like = state(0)
-    newest = restore(history(root), found.append, like)
-    if newest is None:
+    found = newest(history(root), state(0))
+    if found is None:
         return None
-    values = {float(v) for tensor in found[0].values() for v in (tensor.min(), tensor.max())}
+    values = {float(v) for tensor in found.values() for v in (tensor.min(), tensor.max())}
     assert len(values) == 1, values
-    assert newest == history(root)[-1], "the newest is whole"
-    assert newest.name.endswith(f"_{int(values.pop()):08d}")
-    return int(found[0]["counters"])
+    assert history(root)[-1].name.endswith(f"_{int(values.pop()):08d}"), "the newest is whole"
+    return int(found["counters"])
 
 rng, last = random.Random(0), 0
 while kills > 0 or last <= 5:  # a busy machine may write nothing before a kill

@@ -50,8 +50,8 @@ class Member:
 
     def __init__(self, name: str, head: TargetHead, seed: int = 0, host: str = "127.0.0.1") -> None:
         self.name, self.trainer = name, Counting(head, options_of(), seed=seed)
-        self.wanted = False
-        self.members = Members(host, Transport(CPU), lambda: self.wanted)
+        self.stop = threading.Event()
+        self.members = Members(host, Transport(CPU), self.stop)
 
     @property
     def loads(self) -> int:
@@ -153,7 +153,7 @@ def test_a_third_joins_at_a_boundary_that_all_reach(head: TargetHead) -> None:
 
 def test_a_member_that_leaves_is_known_after_its_last_micro_step(head: TargetHead) -> None:
     a, b, c = group(head, "abc")
-    c.wanted = True
+    c.stop.set()
     assert all(r.updated for r in together(*(lambda m=m: m.step(record(0)) for m in (a, b, c))))
     c.members.leave()
     store = a.enter(1, 2, "ab")
@@ -297,7 +297,7 @@ def test_a_group_at_work_takes_in_those_who_come_of_several_that_join(head: Targ
 def test_a_collective_is_given_up_soon_when_wanted_elsewhere(head: TargetHead) -> None:
     """b never comes to the collective. The next group of the same members forms at once."""
     a, b = group(head, "ab")
-    timer = threading.Timer(0.1, lambda: setattr(a, "wanted", True))
+    timer = threading.Timer(0.1, a.stop.set)
     timer.start()
     start_s = time.monotonic()
     with pytest.raises(BrokenGroupError, match="called back while the others are late"):
@@ -305,7 +305,7 @@ def test_a_collective_is_given_up_soon_when_wanted_elsewhere(head: TargetHead) -
     assert time.monotonic() - start_s < 5.0
     timer.join()
     a.members.leave()
-    a.wanted = False
+    a.stop.clear()
     b.members.part()
     store = a.enter(2, 2, "ab")
     b.enter(2, 2, "ab", store)

@@ -14,7 +14,7 @@ import psutil
 import pytest
 import torch
 
-from actors.spot.checkpoints import history, restore
+from actors.spot.checkpoints import history, newest
 from actors.spot.feeding import MOST_PACKS, WANTED_PACKS
 from actors.spot.process import SpotTrainer, TrainerStartError, spawn_trainer
 from config.model import ModelOptions
@@ -289,7 +289,8 @@ def test_what_a_session_learned_is_saved_at_its_end_and_known_again(target: Path
 
 def in_process_restored(target: Path, checkpoints: Path) -> int:
     here = in_process(target)
-    restore(history(checkpoints), here.load_state_dict, here.state_dict())
+    if (saved := newest(history(checkpoints), here.state_dict())) is not None:
+        here.load_state_dict(saved)
     return here.steps
 
 

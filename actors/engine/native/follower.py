@@ -22,7 +22,7 @@ from actors.engine.native.ranks.orders import (
     Step,
     TakePiece,
 )
-from actors.processes.child import hear, run_child
+from actors.processes.child import hear, parent_link
 from actors.processes.link import Close, Link, Ready
 from config.model import batch_invariance
 from contracts.engine import Sleep, Wake
@@ -35,14 +35,15 @@ from models.tensor_parallel import PartScatter, load_rank
 
 
 def main() -> None:
-    run_child(serve, EngineFailed)
+    with parent_link(EngineFailed) as link:
+        serve(link)
 
 
 def serve(link: Link) -> None:
     """Execute rank 0's orders until it closes this process, or ends."""
     start = link.receive()
     inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    hear(link, inbox.put)  # from here on, the end of rank 0 ends this process, whatever it waits for
+    hear(link, inbox)  # from here on, the end of rank 0 ends this process, whatever it waits for
     follower = Follower(start)
     link.send([Ready()])
     while True:
