@@ -23,7 +23,7 @@ from ray.exceptions import RayTaskError
 
 from actors.context import Context
 from actors.identity import unique_name
-from actors.reward_worker import RewardHost, RewardWorker, SupportsGrade, TimedGrades
+from actors.reward_worker import RewardHost, RewardWorker, TimedGrades
 from actors.rewards import Grade, GradeItem
 from actors.rewards.assembly import Assembly, RewardCall
 from actors.rewards.grader import LaneGrader, secret_of
@@ -110,12 +110,12 @@ class RewardPool:
         options: RewardOptions,
         context: Context,
         *,
-        factory: Callable[[], SupportsGrade] | None = None,
+        grader: type[LaneGrader] = LaneGrader,
         actor_options: Callable[[], Mapping[str, Any]] = dict,
         start_timeout_s: float = 120.0,
     ) -> None:
         """Start the workers without waiting for them. `actor_options`: Ray's, evaluated at each worker's start.
-        `factory`: the grader of reward workers, instead of LaneGrader.
+        `grader`: of reward workers.
 
         The observer receives reward_failed, reward_error (once per place in a function), bad_record,
         reward_worker_replaced, and spans of grading, lost ones included; `drain` writes the open ones. Raises
@@ -137,7 +137,7 @@ class RewardPool:
         self._traces: set[str] = set()  # of reward functions, reported in this run
         self._crew_of: list[_Crew] = []  # by lane
         self._crews: list[_Crew] = []
-        self._factory = factory or partial(LaneGrader, options, self._lanes)
+        self._grader = grader
         shared = self._shared()
         for lane in self._lanes:
             crew = self._hosted(lane) if lane.hosted else shared
@@ -358,7 +358,7 @@ class RewardPool:
         def make(name: str) -> tuple[Handle, "ray.ObjectRef[str]"]:
             options = {"num_cpus": 0, **self._actor_options(), "name": unique_name(name)}
             actor = ray.remote(RewardWorker).options(**options)
-            handle = actor.remote(self._factory, name, self._context.log(name))
+            handle = actor.remote(self._grader, self._options, self._lanes, name, self._context.log(name))
             return handle, handle.ready.remote()
 
         names = [f"reward-{index}" for index in range(self._options.workers)]

@@ -5,24 +5,18 @@
 import logging
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import ray
 
 from actors.identity import log_to
 from actors.rewards import Grade, GradeItem
-from actors.rewards.grader import HostGrader
-from config.rewards import RewardTerm
+from actors.rewards.grader import HostGrader, LaneGrader
+from actors.rewards.lanes import Lane
+from config.rewards import RewardOptions, RewardTerm
 
 _log = logging.getLogger(__name__)
-
-
-class SupportsGrade(Protocol):
-    def grade(self, lane: int, items: Sequence[GradeItem]) -> list[Grade]: ...
-
-    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,20 +31,27 @@ class TimedGrades:
 class RewardWorker:
     """A Ray actor by `ray.remote(RewardWorker)`. Runs one call at a time, in order."""
 
-    def __init__(self, factory: Callable[[], SupportsGrade], name: str = "reward", log: str | None = None) -> None:
+    def __init__(
+        self,
+        grader: type[LaneGrader],
+        options: RewardOptions,
+        lanes: Sequence[Lane],
+        name: str = "reward",
+        log: str | None = None,
+    ) -> None:
         """log: see log_to."""
         log_to(log, name)
         self._name = name
-        self._factory = factory
-        self._grader: SupportsGrade | None = None
+        self._kind, self._options, self._lanes = grader, options, lanes
+        self._grader: LaneGrader | None = None
 
     def __repr__(self) -> str:
         return self._name
 
     @ray.method
     def ready(self) -> str:
-        """Build the grader and return the id of the worker's node. Call it first; raises the factory's errors."""
-        self._grader = self._factory()
+        """Build the grader and return the id of the worker's node. Call it first; raises the grader's errors."""
+        self._grader = self._kind(self._options, self._lanes)
         return str(ray.get_runtime_context().get_node_id())
 
     @ray.method

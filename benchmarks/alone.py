@@ -15,7 +15,7 @@ from actors.identity import unique_name
 from actors.loop import EventLoop, Look
 from actors.observer import RunObserver
 from actors.reward_pool import GradesArrived, RewardPool
-from actors.reward_worker import SupportsGrade
+from actors.rewards.grader import LaneGrader
 from actors.rollout_worker import EngineFactory, RolloutWorker
 from actors.spot_host import SpotPlan
 from config.rewards import RewardOptions
@@ -168,7 +168,7 @@ class PoolAlone(RewardPool):
         self,
         options: RewardOptions,
         *,
-        factory: Callable[[], SupportsGrade] | None = None,
+        grader: type[LaneGrader] = LaneGrader,
         actor_options: Callable[[], Mapping[str, Any]] = dict,
         start_timeout_s: float = 120.0,
         on_event: Callable[[str, str], None] = nothing,
@@ -178,9 +178,7 @@ class PoolAlone(RewardPool):
         self.loop = EventLoop()
         self.meanwhile: Callable[[], object] = nothing
         context = Context(loop=self.loop, observer=Told(on_event, on_span), log=log)
-        super().__init__(
-            options, context, factory=factory, actor_options=actor_options, start_timeout_s=start_timeout_s
-        )
+        super().__init__(options, context, grader=grader, actor_options=actor_options, start_timeout_s=start_timeout_s)
         self.loop.react_with(self._react)
 
     def poll(self) -> None:

@@ -24,6 +24,8 @@ pytestmark = pytest.mark.ray
 class Moody:
     """Grades "n" as n; other responses are orders. A `signal` hits who grades first: before there is a `mark`."""
 
+    def __init__(self, *_: object) -> None: ...
+
     def grade(self, lane: int, items: Sequence[GradeItem]) -> list[Grade]:
         return [self._one(item) for item in items]
 
@@ -46,7 +48,7 @@ class Moody:
 
 
 class Broken:
-    def __init__(self) -> None:
+    def __init__(self, *_: object) -> None:
         raise ValueError("no such function: tasks:reward")
 
     def grade(self, lane: int, items: Sequence[GradeItem]) -> list[Grade]:
@@ -83,7 +85,7 @@ def test_real_grader_grades_all_and_in_any_order() -> None:
 def test_raising_hanging_and_dying_fail_only_their_rollout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("actors.reward_pool._GRACE_S", 1.0)
     events: list[str] = []
-    with PoolAlone(quick(workers=2), factory=Moody, on_event=lambda kind, message: events.append(kind)) as pool:
+    with PoolAlone(quick(workers=2), grader=Moody, on_event=lambda kind, message: events.append(kind)) as pool:
         orders = ["1", "hang", "2", "3", "die", "raise", "4", "5", "6", "error", "7", "8"]
         for key, order in enumerate(orders):
             pool.submit(key, item(order))
@@ -112,7 +114,7 @@ def test_a_reward_worker_that_is_killed_or_stopped_costs_no_grade(
         return {}
 
     with PoolAlone(
-        quick(workers=workers), factory=Moody, actor_options=where, on_event=lambda *e: events.append(e)
+        quick(workers=workers), grader=Moody, actor_options=where, on_event=lambda *e: events.append(e)
     ) as pool:
         pool.begin()
         for key in range(6):
@@ -141,7 +143,7 @@ def test_where_a_function_raised_is_told_once_per_place() -> None:
 
 def test_a_reward_worker_that_is_killed_while_it_starts_is_replaced() -> None:
     events: list[str] = []
-    with PoolAlone(quick(), factory=Moody, on_event=lambda kind, message: events.append(message)) as pool:
+    with PoolAlone(quick(), grader=Moody, on_event=lambda kind, message: events.append(message)) as pool:
         ray.kill(pool._crews[0].workers[0].handle)
         pool.submit(0, item("5"))
         assert pool.drain() == {0: Grade(value=5.0)}
@@ -150,7 +152,7 @@ def test_a_reward_worker_that_is_killed_while_it_starts_is_replaced() -> None:
 
 
 def test_too_many_failures_stop_with_reasons_and_a_new_step_starts_clean() -> None:
-    with PoolAlone(quick(max_failures_per_step=1), factory=Moody) as pool:
+    with PoolAlone(quick(max_failures_per_step=1), grader=Moody) as pool:
         for key in range(3):
             pool.submit(key, replace(item("error"), where="" if key == 0 else f"a.jsonl, line {key}"))
         said = r"2 rollouts .* rollout 0: no answer field; rollout 1 \(a.jsonl, line 1\): no answer field"
@@ -163,7 +165,7 @@ def test_too_many_failures_stop_with_reasons_and_a_new_step_starts_clean() -> No
 
 def test_failures_of_a_further_round_count_on() -> None:
     """Dynamic sampling: reward.max_failures_per_step is of the RL step, not of each of its rounds."""
-    with PoolAlone(quick(max_failures_per_step=1), factory=Moody) as pool:
+    with PoolAlone(quick(max_failures_per_step=1), grader=Moody) as pool:
         pool.begin()
         pool.submit(0, item("error"))
         assert pool.drain()[0].error
@@ -191,7 +193,7 @@ def test_a_bad_record_is_reported_once_for_the_run_and_stops_nothing() -> None:
 
 
 def test_grader_that_cannot_be_built_is_an_error_with_its_reason() -> None:
-    with PoolAlone(quick(), factory=Broken) as pool:
+    with PoolAlone(quick(), grader=Broken) as pool:
         pool.submit(0, item("1"))
         with pytest.raises(RewardWorkerStartError, match="no such function: tasks:reward"):
             pool.drain()
@@ -201,7 +203,7 @@ def test_the_gradings_of_a_step_are_few_spans() -> None:
     """How many depends on who was fast; that a worker's are in order and joined does not."""
     spans: list[tuple[str, str, float, float]] = []
     begin_s = time.time()
-    with PoolAlone(quick(workers=2), factory=Moody, on_span=lambda *span: spans.append(span)) as pool:
+    with PoolAlone(quick(workers=2), grader=Moody, on_span=lambda *span: spans.append(span)) as pool:
         for step in (1, 2):
             pool.begin()
             for key in range(30):
@@ -221,7 +223,7 @@ def test_the_gradings_of_a_step_are_few_spans() -> None:
 
 def test_gradings_far_apart_are_two_spans() -> None:
     spans: list[tuple[float, float]] = []
-    with PoolAlone(quick(), factory=Moody, on_span=lambda _w, _k, start, end: spans.append((start, end))) as pool:
+    with PoolAlone(quick(), grader=Moody, on_span=lambda _w, _k, start, end: spans.append((start, end))) as pool:
         pool.begin()
         for key in range(2):
             pool.submit(key, item("1"))
