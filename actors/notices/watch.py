@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from actors.notices.aws import AwsAdapter
 from actors.notices.azure import AzureAdapter
 from actors.notices.gcp import GcpAdapter
-from actors.notices.types import AnswerError, Ask, MetadataAnswer, News, Provider
+from actors.notices.http import Http
+from actors.notices.types import AnswerError, News, Provider
 from config.spot import SpotOptions
 
 DETECT_TIMEOUT_S = 1.0
@@ -38,7 +39,7 @@ WatchEvent = Watching | News | Trouble
 
 def watch(
     options: SpotOptions,
-    http: Callable[[Ask], MetadataAnswer],
+    http: Http,
     *,
     clock: Callable[[], float],
     drained: threading.Event | None = None,
@@ -46,8 +47,8 @@ def watch(
     """Yield the events, and between them pauses in seconds, which the caller makes. Ends if no cloud answers, with
     `auto`.
 
-    drained: set while nothing of the run is left on the node, so that its end may begin; None: never. http raises
-    OSError and AnswerError. clock: monotonic seconds.
+    drained: set while nothing of the run is left on the node, so that its end may begin; None: never. clock:
+    monotonic seconds.
     """
     if options.provider == "none":
         yield Watching(None, "cluster.spot.provider is none")
@@ -96,7 +97,7 @@ def adapter_of(provider: Provider, timeout_s: float = TIMEOUT_S) -> NoticeAdapte
             return AzureAdapter(timeout_s)
 
 
-def detect(options: SpotOptions, http: Callable[[Ask], MetadataAnswer]) -> tuple[NoticeAdapter | None, str]:
+def detect(options: SpotOptions, http: Http) -> tuple[NoticeAdapter | None, str]:
     """Send each cloud's first request once; return the adapter of the one with a documented answer, or why there is
     none."""
     providers: tuple[Provider, ...] = ("aws", "gcp", "azure")
