@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 Columns = dict[str, NDArray[Any]]
 T = TypeVar("T")
 _ALIGNED_BYTES = 64
-_SEQUENCES: Mapping[Any, Callable[[list[Any]], Any]] = {
+Made = type[list[Any]] | type[tuple[Any, ...]] | type[frozenset[Any]]
+_SEQUENCES: Mapping[Any, Made] = {
     list: list,
     tuple: tuple,
     frozenset: frozenset,
@@ -181,9 +182,9 @@ class _Arrays(_Column):
 class _Sequences(_Column):
     """list, tuple or frozenset of one type."""
 
-    def __init__(self, name: str, make: Callable[[list[Any]], Any], kind: type, item: _Column) -> None:
+    def __init__(self, name: str, made: Made, kind: type, item: _Column) -> None:
         super().__init__(name)
-        self._make, self._kind, self._item = make, kind, item
+        self._made, self._kind, self._item = made, kind, item
 
     def holds(self, value: Any) -> bool:
         return isinstance(value, self._kind)
@@ -194,7 +195,7 @@ class _Sequences(_Column):
 
     def read(self, columns: Columns, count: int) -> list[Any]:
         lengths = self._get(columns, count, ".lengths")
-        return [self._make(part) for part in _split(self._item.read(columns, int(lengths.sum())), lengths)]
+        return [self._made(part) for part in _split(self._item.read(columns, int(lengths.sum())), lengths)]
 
 
 class _Mappings(_Column):
