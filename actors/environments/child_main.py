@@ -150,7 +150,7 @@ def prepare(setup: dict[str, Any]) -> tuple[Callable[[], Any], dict[str, Any]]:
     return lambda: Tools(functions), {"ready": [schema(name, function) for name, function in functions.items()]}
 
 
-async def serve(make: Callable[[], Any], parent: "Parent") -> None:
+async def serve(player: EpisodeServer, parent: "Parent") -> None:
     """Play calls until the parent closes its end."""
     loop, calls = asyncio.get_running_loop(), asyncio.Queue[dict[str, Any] | None]()
 
@@ -160,7 +160,7 @@ async def serve(make: Callable[[], Any], parent: "Parent") -> None:
         loop.call_soon_threadsafe(calls.put_nowait, None)
 
     threading.Thread(target=read, daemon=True).start()
-    player, tasks = EpisodeServer(make, parent), set[asyncio.Task[None]]()
+    tasks = set[asyncio.Task[None]]()
     while (call := await calls.get()) is not None:
         task = asyncio.create_task(player.play(call))
         tasks.add(task)
@@ -176,7 +176,7 @@ def main(parent: "Parent", setup: dict[str, Any]) -> None:
     parent.answer(ready)
     status = 0
     try:
-        asyncio.Runner().run(serve(make, parent))
+        asyncio.Runner().run(serve(EpisodeServer(make, parent), parent))
     except BaseException as error:  # from a task that user code started: it ends the loop
         status = 1
         with contextlib.suppress(OSError):  # it may have closed all descriptors
