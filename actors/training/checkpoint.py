@@ -1,7 +1,7 @@
 """Whole-run checkpoints as directories that either exist completely or not at all: names, atomicity, pruning and
 detection of damage. The contents belong to the callers (the learner's tensors, the driver's state).
 
-Layout: `<root>/step_000010/{checksums.json, state.json, learner/...}` and the files that `save_fn` puts beside
+Layout: `<root>/step_000010/{checksums.json, state.json, learner/...}` and the files that the writer puts beside
 learner/. All of it is first written to a hidden directory, then sealed (models.durable), synced, and renamed. A crash
 or a full disk at any moment leaves the previous checkpoints intact. Single writer.
 """
@@ -10,8 +10,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,25 +37,29 @@ class Checked:
     spare: tuple[Fault, ...] = ()  # damaged files that the run does not need
 
 
-def write_checkpoint(
-    root: str | Path, step: int, save_fn: Callable[[Path], None], state: Mapping[str, Any], keep: int
-) -> Path:
-    """Write checkpoint `step` and return its directory; then remove all but the newest `keep` (at least 1).
+def checkpoint_path(root: str | Path, step: int) -> Path:
+    return Path(root) / f"step_{step:06d}"
 
-    `save_fn(directory)` writes the learner's files into an empty directory, which all ranks and this process see.
-    `state` is the driver's, JSON. A checkpoint of the same step is replaced. Raises CheckpointError; errors of
-    `save_fn` other than OSError are passed on. In both cases nothing of the new checkpoint remains.
+
+@contextmanager
+def new_checkpoint(root: str | Path, step: int, state: Mapping[str, Any], keep: int) -> Iterator[Path]:
+    """Write checkpoint `step` in the block; then remove all but the newest `keep` (at least 1).
+
+    Yields an empty directory for the learner's files, which all ranks and this process see. With the end of the block
+    it is part of `checkpoint_path`. `state` is the driver's, JSON. A checkpoint of the same step is replaced. Raises
+    CheckpointError; errors of the block other than OSError are passed on. In both cases nothing of the new checkpoint
+    remains.
     """
     if keep < 1:
         raise ValueError(f"checkpoint.keep is {keep}: at least one is needed")
-    root = Path(root)
-    final = root / f"step_{step:06d}"
+    final = checkpoint_path(root, step)
+    root = final.parent
     temporary = root / f"{_TEMPORARY}{final.name}"
     try:
         root.mkdir(parents=True, exist_ok=True)
         _remove_leftovers(root)
         (temporary / LEARNER_DIR).mkdir(parents=True)
-        save_fn(temporary / LEARNER_DIR)
+        yield temporary / LEARNER_DIR
         written = {"step": step, "checksums": CHECKSUMS_FILE, **state}
         (temporary / STATE_FILE).write_text(json.dumps(written, indent=1), encoding="utf-8")
         seal(temporary)
@@ -71,7 +75,6 @@ def write_checkpoint(
         with suppress(OSError):
             old = old.rename(old.with_name(f"{_REPLACED}{old.name}"))  # never half of one under its name
         shutil.rmtree(old, ignore_errors=True)
-    return final
 
 
 def checkpoints(root: str | Path) -> list[Path]:

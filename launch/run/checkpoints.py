@@ -3,7 +3,7 @@
 import shutil
 from pathlib import Path
 
-from actors.training.checkpoint import LEARNER_DIR, CheckpointError, write_checkpoint
+from actors.training.checkpoint import LEARNER_DIR, CheckpointError, checkpoint_path, new_checkpoint
 from launch.drafter.weights import WEIGHTS_DIR
 from launch.run.ahead import AHEAD_FILE, write_ahead
 from launch.run.job import Job
@@ -36,15 +36,18 @@ def save(job: Job) -> None:
 
 def write(job: Job) -> int:
     """Checkpoint the last complete step and return its number."""
-    state = job.boundary
-    assert state is not None, "the learner is between two states"
+    assert job.boundary is not None, "the learner is between two states"
     job.observer.progress("checkpoint")
-    state = {**state, "evaluations": job.evaluations}
+    state = {**job.boundary, "evaluations": job.evaluations}
     responses, put_off = state.pop("ahead", None), state.pop("put_off", None)
     if job.drafter is not None:  # in its present state, like its weights
         state["drafter"] = job.drafter.state_dict()
-
-    def fill(learner_dir: Path) -> None:
+    folder, step = job.context.run_dir / "checkpoints", int(state["steps_done"])
+    with (
+        job.context.learner_span("checkpoint"),
+        job.dispatcher.unheard(),
+        new_checkpoint(folder, step, state, job.config.checkpoint.keep) as learner_dir,
+    ):
         job.observer.sync()  # the rows of its steps are on disk before it is
         job.learner.save(learner_dir)
         if responses:
@@ -53,15 +56,12 @@ def write(job: Job) -> int:
             write_texts(learner_dir.parent / TEXT_FILE, put_off)
         save_drafters(job, learner_dir.parent / DRAFTERS_DIR)
         save_drafter_weights(job, learner_dir.parent / WEIGHTS_DIR)
-
-    folder, keep = job.context.run_dir / "checkpoints", job.config.checkpoint.keep
-    with job.context.learner_span("checkpoint"), job.dispatcher.unheard():
-        path = write_checkpoint(folder, state["steps_done"], fill, state, keep)
+    path = checkpoint_path(folder, step)
     job.learner.saved_as(path / LEARNER_DIR)
     if (drafters := path / DRAFTERS_DIR).is_dir():
         job.dispatcher.drafters.saved_as(str(drafters.resolve()))
     job.observer.event("checkpoint", str(path))
-    return int(state["steps_done"])
+    return step
 
 
 def save_drafters(job: Job, directory: Path) -> None:

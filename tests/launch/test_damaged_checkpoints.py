@@ -21,7 +21,6 @@ from actors.training.checkpoint import (
     CheckpointError,
     check,
     checkpoints,
-    write_checkpoint,
 )
 from launch.commands.cli import app
 from launch.commands.eval_target import find
@@ -33,6 +32,7 @@ from launch.run.checkpoints import DRAFTERS_DIR
 from launch.run.restore import SPARE, readable
 from launch.run.resume import ResumeError, find_checkpoint
 from models.durable import CHECKSUMS_FILE
+from tests.checkpoints import write_checkpoint
 from tests.launch.test_export_model import run as run  # the fixture: checkpoints of step 1 and 2, sealed
 from tests.learner.test_foreign_checkpoint import Touch
 from tests.learner.tiny import make_trainer, write_config

@@ -10,7 +10,6 @@ import yaml
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from actors.training.checkpoint import write_checkpoint
 from config.formats import FORMATS
 from config.learner import OptimizerOptions
 from launch.commands.export_model import export, export_best
@@ -20,6 +19,7 @@ from models.compressed_tensors import quantization_config
 from models.config import ModelConfigError
 from models.durable import seal
 from models.low_bit import quantised
+from tests.checkpoints import write_checkpoint
 from tests.learner.tiny import make_sequences, make_trainer, write_config
 
 KL = {"kl": "k3", "kl_coef": 0.1}  # its checkpoints hold a reference model too

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.training.checkpoint import check, write_checkpoint
+from actors.training.checkpoint import check
 from launch.config import Config, load_config
 from launch.config.schema import by_name, keys
 from launch.config.show import to_yaml
@@ -14,6 +14,7 @@ from launch.observe.journal import read
 from launch.run import train as train_module
 from launch.run.resume import HARMFUL, HARMLESS, ResumeError, check_resume, differences, find_checkpoint
 from launch.run.train import train
+from tests.checkpoints import write_checkpoint
 
 TEXT = """
 run: {name: demo, steps: 5, seed: 1}

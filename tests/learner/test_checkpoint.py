@@ -20,10 +20,10 @@ from actors.training.checkpoint import (
     checkpoints,
     latest_checkpoint,
     read_state,
-    write_checkpoint,
 )
 from config.learner import OptimizerOptions
 from config.objective import ObjectiveOptions
+from tests.checkpoints import write_checkpoint
 from tests.learner.tiny import make_demonstrations, make_sequences, make_trainer
 
 
@@ -147,7 +147,8 @@ KILLED = """
     Path.rename = renamed
     if moment == "syncing": checkpoint._sync_tree = die
     if moment == "pruning": checkpoint.checkpoints = die
-    checkpoint.write_checkpoint(root, int(sys.argv[3]), save, {"new": True}, keep=1)
+    with checkpoint.new_checkpoint(root, int(sys.argv[3]), {"new": True}, keep=1) as directory:
+        save(directory)
 """
 
 
