@@ -20,11 +20,10 @@ from actors.rollout_worker import EngineFactory, RolloutWorker
 from actors.spot_host import SpotPlan
 from config.rewards import RewardOptions
 from config.rollout import RolloutOptions
-from contracts.rollout import EngineWindow, PassEvent, Request, Rollout
+from contracts.rollout import EngineWindow, Finished, PassEvent, Request, Rollout
 from launch.dispatch import (
     DispatchStats,
     RolloutDispatcher,
-    RolloutEnded,
     Weights,
     WeightsGone,
     WorkerArrived,
@@ -135,7 +134,7 @@ class DispatcherAlone(RolloutDispatcher):
         match event:
             case WorkerArrived():
                 self.receive(event)
-            case RolloutEnded(rollout):
+            case Finished(rollout):
                 self._on_finished(rollout)
             case WorkerChanged(kind, worker, message):
                 self._on_event(kind, f"{worker}: {message}")

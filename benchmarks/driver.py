@@ -38,7 +38,7 @@ from benchmarks.alone import Starts, spawner
 from benchmarks.driver_fakes import MIXES, OWN, SLOTS, TOKENS, Fleet, Mix, Replay, Worker
 from benchmarks.harness import RESULTS, command, load, write
 from contracts.handoff import Offer, Sent
-from contracts.rollout import EngineWindow, SamplingParams
+from contracts.rollout import EngineWindow, Finished, SamplingParams
 from examples.guess_and_check.make_data import build_tokenizer
 from launch.batch import Batch, Pick
 from launch.cluster.session import ray_session
@@ -47,7 +47,6 @@ from launch.config import Config
 from launch.context import RunContext
 from launch.dispatch import (
     RolloutDispatcher,
-    RolloutEnded,
     Weights,
     WorkerArrived,
     WorkerChanged,
@@ -146,7 +145,7 @@ class Driver:
         match event:
             case WorkerArrived():
                 self.dispatcher.receive(event)
-            case RolloutEnded(rollout):
+            case Finished(rollout):
                 if self.collector is not None:
                     self.collector.ended(rollout)
             case WorkerNews(worker, EngineWindow() as window):

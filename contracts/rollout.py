@@ -152,6 +152,8 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
+    """A request has ended: an engine's report, and the dispatcher's event, once per request."""
+
     rollout: Rollout
 
 

@@ -4,7 +4,7 @@
     dispatcher.start()
     for step in range(steps):
         dispatcher.set_weights(manifest, ref)              # PacelineError names the worker
-        dispatcher.begin(requests)                         # each comes as RolloutEnded
+        dispatcher.begin(requests)                         # each comes as Finished
         dispatcher.wait(lambda: dispatcher.done)
         stats = dispatcher.end(abort=False)
     dispatcher.close()
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from launch.dispatch.dispatcher import RolloutDispatcher
     from launch.dispatch.events import (
         DispatchEvent,
-        RolloutEnded,
         RolloutProgressed,
         WeightsGone,
         WorkerChanged,
@@ -45,7 +44,6 @@ if TYPE_CHECKING:
 _WHERE = {
     "DispatchStats": "stats",
     "DispatchEvent": "events",
-    "RolloutEnded": "events",
     "RolloutProgressed": "events",
     "WeightsGone": "events",
     "WorkerChanged": "events",
@@ -78,7 +76,6 @@ __all__ = [
     "DispatchStats",
     "FailedRequest",
     "RolloutDispatcher",
-    "RolloutEnded",
     "RolloutProgressed",
     "SeatState",
     "Weights",

@@ -168,7 +168,7 @@ class RolloutDispatcher:
         return handed
 
     def begin(self, requests: Sequence[Request], *, watch: bool = False) -> None:
-        """Sample all of these requests. Until `end`, each is posted once as RolloutEnded. `watch`: progress is posted
+        """Sample all of these requests. Until `end`, each is posted once as Finished. `watch`: progress is posted
         too, as RolloutProgressed. Raises ValueError if two have one id."""
         self._requests.begin(requests, watch=watch)
         self._workers.begin_run()

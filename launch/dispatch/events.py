@@ -5,15 +5,8 @@ from dataclasses import dataclass
 from ray.exceptions import RayError
 
 from actors.spot_host import DrafterEvent
-from contracts.rollout import EngineWindow, PassEvent, Rollout
+from contracts.rollout import EngineWindow, Finished, PassEvent
 from launch.dispatch.seat import Seat, Weights, WorkerArrived
-
-
-@dataclass(frozen=True, slots=True)
-class RolloutEnded:
-    """A request of the present run has ended. Posted once per request, in order of arrival."""
-
-    rollout: Rollout
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,4 +52,5 @@ class WeightsGone:
     error: RayError | None = None
 
 
-DispatchEvent = RolloutEnded | RolloutProgressed | WorkerChanged | WorkerUp | WorkerNews | WeightsGone | WorkerArrived
+# Finished: a request of the present run, once per request, in order of arrival.
+DispatchEvent = Finished | RolloutProgressed | WorkerChanged | WorkerUp | WorkerNews | WeightsGone | WorkerArrived

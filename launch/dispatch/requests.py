@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from actors.context import Context
 from contracts.engine import Abort, SiblingText, Submit
-from contracts.rollout import FinishReason, Request, Rollout, Sampled
+from contracts.rollout import Finished, FinishReason, Request, Rollout, Sampled
 from launch.dispatch.early import EarlySampling, is_early
-from launch.dispatch.events import RolloutEnded, RolloutProgressed, WorkerChanged
+from launch.dispatch.events import RolloutProgressed, WorkerChanged
 from launch.dispatch.ledger import FailedRequest, Ledger
 from launch.dispatch.seat import Seat, SeatState
 from launch.dispatch.siblings import Siblings
@@ -18,7 +18,7 @@ from launch.errors import PacelineError
 
 
 class Requests:
-    """The requests of one dispatcher, one run after the other. Each end is posted as a RolloutEnded."""
+    """The requests of one dispatcher, one run after the other. Each end is posted as Finished."""
 
     def __init__(
         self,
@@ -238,7 +238,7 @@ class Requests:
         self._tally.finished(worker, rollout)
         self.early.ended(rollout)
         if self._heard:
-            self._context.loop.tell(RolloutEnded(rollout))
+            self._context.loop.tell(Finished(rollout))
 
     def _changed(self, kind: str, seat: Seat, message: str) -> None:
         self._context.loop.tell(WorkerChanged(kind, seat.name, message))

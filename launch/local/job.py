@@ -37,7 +37,7 @@ from launch.batch import sampling_params
 from launch.config import Config
 from launch.config.paths import tokenizer_dir
 from launch.context import RunContext
-from launch.dispatch import Deltas, DispatchStats, RolloutEnded, RolloutProgressed
+from launch.dispatch import Deltas, DispatchStats, RolloutProgressed
 from launch.dispatch.early import EarlySampling
 from launch.dispatch.ledger import FailedRequest
 from launch.errors import UsageError
@@ -201,7 +201,7 @@ class LocalDispatcher:
                 case Finished(rollout=rollout):
                     self._tokens, self._open = self._tokens + len(rollout.tokens), self._open - 1
                     self.early.ended(rollout)
-                    self._loop.tell(RolloutEnded(rollout))
+                    self._loop.tell(event)
                 case Progress(request_id=request_id, delta=delta) if (watched := self._watched) is not None:
                     watched[request_id] = watched.get(request_id, 0) + len(delta)
                     self._loop.tell(RolloutProgressed(request_id, watched[request_id]))
@@ -307,7 +307,7 @@ def open_job(
 
     def react(event: Any) -> None:
         match event:
-            case RolloutEnded(rollout):
+            case Finished(rollout):
                 collector.ended(rollout)
             case RolloutProgressed(request_id, tokens):
                 collector.progressed(request_id, tokens)

@@ -11,12 +11,11 @@ from actors.learner_group import RanksAwaited
 from actors.loop import Look
 from actors.reward_pool import GradesArrived, RewardPool
 from actors.spot_host import DrafterEvent
-from contracts.rollout import EngineWindow, PassEvent
+from contracts.rollout import EngineWindow, Finished, PassEvent
 from launch.calibrations import CalibrationStore
 from launch.cluster.versions import NodeRefused, NodeVersions, RefusedGone
 from launch.dispatch import (
     DispatchEvent,
-    RolloutEnded,
     RolloutProgressed,
     Weights,
     WeightsGone,
@@ -98,7 +97,7 @@ class Reactions:
                 if self._environments is not None:
                     job.collector.answered(self._environments.receive(event))
             # Events of workers.
-            case RolloutEnded(rollout):
+            case Finished(rollout):
                 job.collector.ended(rollout)
             case RolloutProgressed(request_id, tokens):
                 job.collector.progressed(request_id, tokens)
