@@ -31,27 +31,20 @@ class Published:
     metrics: dict[str, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """`way`: how to send piece by piece; None: through the object store. `why` is for people."""
-
-    way: Way | None
-    why: str
-
-
-def way_of(config: Config) -> Choice:
-    """Choose the way by `cluster.weights`."""
+def way_of(config: Config) -> tuple[Way | None, str]:
+    """Return how to send weights piece by piece (None: through the object store), by `cluster.weights`, and why, for
+    people."""
     cluster, wanted = config.cluster, config.cluster.weights
     if not capabilities_of(config).pieces:
-        return Choice(None, f"the {engine_name(config)} takes weights from the object store only")
+        return None, f"the {engine_name(config)} takes weights from the object store only"
     if wanted != "auto":
-        return Choice(None if wanted == "store" else wanted, f"cluster.weights is {wanted}")
+        return None if wanted == "store" else wanted, f"cluster.weights is {wanted}"
     devices = {"learner.device": config.learner.device, "rollout.engine.device": config.rollout.engine.device}
     if on_cpu := [key for key, device in devices.items() if device == "cpu"]:
-        return Choice(None, f"{on_cpu[0]} is cpu, so they go through the machine's memory anyway")
+        return None, f"{on_cpu[0]} is cpu, so they go through the machine's memory anyway"
     if cluster.layout == "embedded" or not cluster.gpus_per_worker or not cluster.gpus_per_learner:
-        return Choice(None, "not both sides have GPUs (cluster.layout), so they go through the machine's memory anyway")
-    return Choice("auto", "CUDA IPC where an engine shares its GPU with a learner rank, NCCL to all others")
+        return None, "not both sides have GPUs (cluster.layout), so they go through the machine's memory anyway"
+    return "auto", "CUDA IPC where an engine shares its GPU with a learner rank, NCCL to all others"
 
 
 class Publisher:
@@ -67,8 +60,7 @@ class Publisher:
         self._deltas = deltas
         self._learner, self._dispatcher, self._context = learner, dispatcher, context
         config = context.config
-        self._choice = way_of(config)
-        self._way = self._choice.way
+        self._way, self._why = way_of(config)
         self._told = False  # the way was reported
         self._limit_s = config.rollout.weight_sync_timeout_s
         self._to_trainers = config.drafter.train
@@ -150,7 +142,7 @@ class Publisher:
         self._told = True
         went = ", ".join(f"{way} for {count} worker{'s' * (count > 1)}" for way, count in sorted(ways.items()) if count)
         but = "".join(f"; {name} not: {reason}" for name, reason in sorted(failures.items()))
-        self._context.observer.event("weights_way", f"{went or 'no worker is up yet'}: {self._choice.why}{but}")
+        self._context.observer.event("weights_way", f"{went or 'no worker is up yet'}: {self._why}{but}")
 
     def _metrics(self, total_bytes: int, workers: dict[str, int]) -> dict[str, float]:
         by_way = {name: float(workers.get(way, 0)) for way, name in BY_WAY.items()}
