@@ -13,10 +13,6 @@ from contracts.spot import SpotCommand, TrainerEvent, TrainFailed
 from policies.roofline.pace import Pace
 
 
-class TrainerStartError(RuntimeError):
-    """The trainer did not come up; the message is the child's own reason."""
-
-
 class _EndedError(Exception):
     """The child has ended."""
 
@@ -41,7 +37,7 @@ def spawn_trainer(
     drafter, or the seed of a fresh one. `checkpoint_dir` is the history of one drafter and may be shared by its
     trainers. `host`: this machine's address for other members of a session, also on other nodes. `threads`: CPU
     threads; default: torch's. `device`: auto, cpu or cuda. `niceness` lowers its priority below that of engines.
-    `pace`: for experiments (see policies.roofline.pace). Raises TrainerStartError with the child's reason, or if it is
+    `pace`: for experiments (see policies.roofline.pace). Raises RuntimeError with the child's reason, or if it is
     not ready within `start_timeout_s`.
     """
     start = wire.TrainerStart(
@@ -79,13 +75,13 @@ class SpotTrainer:
         return self._child.pid
 
     def wait_until_ready(self, timeout_s: float) -> None:
-        """Wait for the child. Raises TrainerStartError if it fails first, or is not ready in time."""
+        """Wait for the child. Raises RuntimeError if it fails first, or is not ready in time."""
         try:
             (first,) = self._child.first(timeout_s)
         except (TimeoutError, _EndedError) as error:
-            raise TrainerStartError(f"{self.name} did not start: {error}") from None
+            raise RuntimeError(f"{self.name} did not start: {error}") from None
         if isinstance(first, TrainFailed):
-            raise TrainerStartError(f"{self.name} did not start: {first.reason}")
+            raise RuntimeError(f"{self.name} did not start: {first.reason}")
 
     def send(self, command: SpotCommand) -> None:
         """Arrays are copied once, into memory shared with the child. A trainer that is gone says so by `poll`."""

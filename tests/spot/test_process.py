@@ -16,7 +16,7 @@ import torch
 
 from actors.spot.checkpoints import history, newest
 from actors.spot.feeding import MOST_PACKS, WANTED_PACKS
-from actors.spot.process import SpotTrainer, TrainerStartError, spawn_trainer
+from actors.spot.process import SpotTrainer, spawn_trainer
 from config.model import ModelOptions
 from contracts.spot import (
     Checkpointed,
@@ -381,7 +381,7 @@ def test_what_keeps_a_trainer_from_starting_is_said(
     if change.get("device") == "cuda" and torch.cuda.is_available():
         pytest.skip("this machine has a CUDA device")
     path = str(change.pop("model", target))
-    with pytest.raises(TrainerStartError, match=words):
+    with pytest.raises(RuntimeError, match=words):
         spawn_trainer(options_of(), ModelOptions(path=path), checkpoint_dir=tmp_path, **change)
 
 
