@@ -49,7 +49,7 @@ from launch.dispatch.seat import (
 )
 from launch.dispatch.seats import Seats
 from launch.dispatch.stats import DispatchStats
-from launch.dispatch.weights import Handed
+from launch.dispatch.weights import HandOver
 from launch.dispatch.workers import Workers
 from models.manifest import WeightsManifest
 from policies.drafter.lineage import micro_steps
@@ -157,7 +157,7 @@ class RolloutDispatcher:
         start later."""
         self._workers.loading.renew(Weights(manifest, ref))
 
-    def hand_over(self, send: Callable[[int], WeightsSending], *, to_trainers: bool = False) -> Handed:
+    def hand_over(self, send: Callable[[int], WeightsSending], *, to_trainers: bool = False) -> HandOver:
         """Send weights as `set_weights` does, but piece by piece from the learner's devices; `send(receivers)` begins
         it. A worker that does not get them, or starts meanwhile, loads them from the object store at the end.
         `to_trainers`: workers train drafters. Raises as `set_weights`, and what the end of the learner's sending

@@ -4,8 +4,7 @@ Owns the weights that every worker must hold, who was offered them and each answ
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator
 
 from ray.exceptions import ObjectLostError, RayActorError, RayError, RayTaskError
 
@@ -19,18 +18,9 @@ from launch.dispatch.seats import Seats
 from launch.errors import PacelineError
 
 
-@dataclass(frozen=True, slots=True)
-class Handed:
-    """The result of a hand-over."""
-
-    sent: Sent
-    ways: Mapping[str, int]  # workers by way: ipc, broadcast, delta (of a broadcast), store
-    reasons: Mapping[str, str]  # by worker whose offer failed
-
-
 class HandOver:
     """One hand-over. `others`: seats that are loading older, now obsolete weights. `loaded`: answers of seats that hold
-    the new ones, checked once it is known what was sent."""
+    the new ones, checked once it is known what was sent. `reasons`: by worker whose offer failed."""
 
     def __init__(self, seats: Collection[Seat]) -> None:
         self._offered = [seat for seat in seats if seat.state is SeatState.READY]
@@ -38,7 +28,7 @@ class HandOver:
         self._awaited = list(self._offered)
         self._sending: WeightsSending | None = None
         self._sent: Sent | None = None
-        self._reasons: dict[str, str] = {}
+        self.reasons: dict[str, str] = {}
         self.loaded: dict[Seat, WeightsLoaded] = {}
 
     def offers(self, sending: WeightsSending) -> Iterator[tuple[Seat, Offer]]:
@@ -60,7 +50,7 @@ class HandOver:
     def answered(self, seat: Seat, loaded: WeightsLoaded) -> str:
         """Store the answer. Returns why the seat does not hold the weights, if so."""
         if loaded.failure:
-            self._reasons[seat.name] = loaded.failure
+            self.reasons[seat.name] = loaded.failure
         else:
             self.loaded[seat] = loaded
         return loaded.failure
@@ -72,19 +62,17 @@ class HandOver:
         return Weights(manifest, ref)
 
     @property
-    def handed(self) -> Handed:
+    def sent(self) -> Sent:
+        """What the learner has sent, once `finish` has returned."""
         assert self._sent is not None
+        return self._sent
+
+    @property
+    def ways(self) -> Counter[str]:
+        """Workers by way: ipc, broadcast, delta (of a broadcast), store."""
         ways = Counter(loaded.way for loaded in self.loaded.values())
         ways["store"] = len(self._offered) + len(self.others) - len(self.loaded)
-        return Handed(self._sent, ways, self._reasons)
-
-
-@dataclass(slots=True)
-class Base:
-    """Earlier weights whose whole buffer these nodes have fetched. Its reference keeps it there."""
-
-    weights: Weights
-    nodes: set[str]
+        return ways
 
 
 class Loading:
@@ -95,7 +83,10 @@ class Loading:
         self._limit_s = seats.options.weight_sync_timeout_s
         self._weights: Weights | None = None
         self._handing: HandOver | None = None  # the hand-over in progress
-        self._base: Base | None = None  # one at a time: it is one more buffer in the stores
+        # Earlier weights whose whole buffer these nodes have fetched; the reference keeps it there. One at a time: it is
+        # one more buffer in the stores.
+        self._base: Weights | None = None
+        self._base_nodes: set[str] = set()
         self.by_delta = 0  # workers that made the present weights from a delta
 
     @property
@@ -116,7 +107,7 @@ class Loading:
     def _hold(self, weights: Weights) -> None:
         self._weights = weights
         base, deltas = self._base, weights.deltas
-        if base is not None and (deltas is None or not deltas.since(base.weights.manifest.version)):
+        if base is not None and (deltas is None or not deltas.since(base.manifest.version)):
             self._base = None  # the chain does not reach back to it any more
         self._seats.requests.expect(weights.manifest.version)
 
@@ -128,7 +119,7 @@ class Loading:
                 for seat in self._waiting():
                     self._load(seat, weights)
 
-    def hand_over(self, send: Callable[[int], WeightsSending], *, to_trainers: bool) -> Handed:
+    def hand_over(self, send: Callable[[int], WeightsSending], *, to_trainers: bool) -> HandOver:
         """See RolloutDispatcher.hand_over."""
         handing = self._handing = HandOver(self._seats.by_name.values())
         try:
@@ -152,7 +143,7 @@ class Loading:
         for seat in self._waiting():
             self._load(seat, weights)
         self._until_loaded()
-        return handing.handed
+        return handing
 
     def begin(self, seat: Seat) -> bool:
         """Have a seat whose engine is up load the weights that it must hold. Returns false if there are none."""
@@ -209,17 +200,16 @@ class Loading:
 
     def _load(self, seat: Seat, weights: Weights) -> None:
         self._seats.enter(seat, SeatState.LOADING, self._limit_s)
-        there = self._base is not None and seat.node_id in self._base.nodes
-        seat.load(weights, self._base.weights if self._base is not None and there else None)
+        seat.load(weights, self._base if seat.node_id in self._base_nodes else None)
 
     def _fetched(self, seat: Seat, weights: Weights) -> None:
         """Note that a node has the whole buffer. The oldest to which the chain reaches back is kept."""
         if weights.deltas is None or seat.node_id == weights.deltas.home:
             return
         if self._base is None:
-            self._base = Base(weights, set())
-        if self._base.weights.ref is weights.ref:
-            self._base.nodes.add(seat.node_id)
+            self._base, self._base_nodes = weights, set()
+        if self._base.ref is weights.ref:
+            self._base_nodes.add(seat.node_id)
 
     def _until_loaded(self) -> None:
         seats = self._seats.by_name

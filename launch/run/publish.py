@@ -130,7 +130,7 @@ class Publisher:
                 "weights_delta_refused", f"{sent.whole}: all of version {version} went to it, and to all of its sender"
             )
         seconds = {"publish": sent.seconds, "sync": max(0.0, time.monotonic() - start_s - sent.seconds)}
-        metrics = self._metrics(sent.total_bytes, dict(handed.ways))
+        metrics = self._metrics(sent.total_bytes, handed.ways)
         if sent.delta_bytes:
             metrics |= {"weights/delta_bytes": float(sent.delta_bytes), "weights/changed": sent.changed}
         return Published(seconds, metrics)
