@@ -83,8 +83,8 @@ class Loading:
         self._limit_s = seats.options.weight_sync_timeout_s
         self._weights: Weights | None = None
         self._handing: HandOver | None = None  # the hand-over in progress
-        # Earlier weights whose whole buffer these nodes have fetched; the reference keeps it there. One at a time: it is
-        # one more buffer in the stores.
+        # Earlier weights whose whole buffer these nodes have fetched; the reference keeps it there. Only one, since it
+        # is one more buffer in the stores.
         self._base: Weights | None = None
         self._base_nodes: set[str] = set()
         self.by_delta = 0  # workers that made the present weights from a delta
