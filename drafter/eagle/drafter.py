@@ -363,20 +363,20 @@ class EagleDrafter(Drafter):
         for level in range(1, depth):
             if mask.shape[1] + k > MAX_FED_ROWS:
                 break
-            frontier = best_of_level(nodes, first, k, mask.shape[1])
-            mask = grown_mask(mask, frontier.parent_rows)
-            fed_tokens = np.concatenate((fed_tokens, nodes.tokens[every, frontier.nodes]), axis=1)
-            parents = self._there(np.maximum(frontier.parent_rows, 0))
+            best, parent_rows = best_of_level(nodes, first, k, mask.shape[1])
+            mask = grown_mask(mask, parent_rows)
+            fed_tokens = np.concatenate((fed_tokens, nodes.tokens[every, best]), axis=1)
+            parents = self._there(np.maximum(parent_rows, 0))
             fed_hidden = torch.cat((fed_hidden, outputs[self._there(every), parents]), dim=1)
             fed_depths = np.concatenate((fed_depths, np.full(k, level)))
             outputs = self._feed_tree(batch, fed_tokens, fed_hidden, fed_depths, mask)
             newest = outputs[:, -k:].reshape(requests * k, -1)
             tokens, scores = self._top(batch, newest, k, np.repeat(batch.noise_positions + level, k))
             first = nodes.tokens.shape[1]
-            scores = scores.reshape(requests, k, k) + nodes.scores[every, frontier.nodes][:, :, None]
+            scores = scores.reshape(requests, k, k) + nodes.scores[every, best][:, :, None]
             nodes = nodes.extended(
                 tokens.reshape(requests, k * k),
-                np.repeat(frontier.nodes, k, axis=1),
+                np.repeat(best, k, axis=1),
                 scores.reshape(requests, k * k).astype(np.float32),
             )
         return best_nodes(nodes, strategy.tokens_to_verify)

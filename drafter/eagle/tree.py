@@ -29,19 +29,13 @@ class TreeNodes:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Frontier:
-    """The k nodes per request to expand next."""
+def best_of_level(nodes: TreeNodes, first: int, k: int, fed_rows: int) -> tuple[Int64Array, Int64Array]:
+    """Return the k best nodes from index `first` on, the children (k each) of the last k rows fed, to expand next.
 
-    nodes: Int64Array  # [R, k], indices into Nodes
-    parent_rows: Int64Array  # [R, k], row of their parent among those fed before; -1: none
-
-
-def best_of_level(nodes: TreeNodes, first: int, k: int, fed_rows: int) -> Frontier:
-    """Return the k best nodes from index `first` on, the children (k each) of the last k rows fed."""
+    Returns their indices [R, k] and the rows [R, k] of their parents among those fed before; -1: none."""
     count = min(k, nodes.scores.shape[1] - first)
     order = np.argsort(-nodes.scores[:, first:], axis=1, kind="stable")[:, :count]
-    return Frontier(order + first, fed_rows - k + order // k if fed_rows else np.full_like(order, -1))
+    return (order + first, fed_rows - k + order // k if fed_rows else np.full_like(order, -1))
 
 
 def best_nodes(nodes: TreeNodes, count: int) -> tuple[Int64Array, Int64Array, Int64Array]:
