@@ -54,9 +54,7 @@ def assert_grows_as_in_the_arrays(
         drawn = rng.integers(0, 1000, (requests * k, k)), some_scores(rng, (requests * k, k), coarse)
         first = nodes.tokens.shape[1]
         scores = drawn[1].reshape(requests, k, k) + nodes.scores[every, best][:, :, None]
-        nodes = nodes.extended(
-            drawn[0].reshape(requests, -1), np.repeat(best, k, axis=1), scores.reshape(requests, -1)
-        )
+        nodes = nodes.extended(drawn[0].reshape(requests, -1), np.repeat(best, k, axis=1), scores.reshape(requests, -1))
     count = min(verified, total)
     expected_tokens, expected_parents, known = best_nodes(nodes, count)
     found = (

@@ -1,6 +1,7 @@
 """Where a step's arrays lie on a device; what its forward computes (the kernels' oracles, on CPU) and launches (on
 meta tensors)."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 from actors.engine.batch.step.types import StepRows
 from actors.engine.native.forward.context import KVCache
 from actors.engine.native.forward.decoder import DecoderForward
-from actors.engine.native.forward.device_steps import DeviceSteps, _Reference
+from actors.engine.native.forward.device_steps import DeviceSteps, reference_forward
 from actors.engine.native.forward.layout import RESERVED_BLOCKS, DeviceStep, StepLayout, StepShape
 from models.checkpoint import save_model
 from models.config import ModelConfig
@@ -189,7 +190,7 @@ def test_the_forward_by_kernels_of_a_rank_is_its_models(tmp_path: Path) -> None:
         model = load_rank(tmp_path / "hf", group)
         assert DecoderForward.supports(model)
         hidden = []
-        for forward in (DecoderForward(model), _Reference(model, ())):
+        for forward in (DecoderForward(model), partial(reference_forward, model, ())):
             cache = KVCache(model.config, BLOCKS + RESERVED_BLOCKS, SIZE, torch.float32, "cpu")
             hidden.append(forward(on_device(step, shape_of(step))[0], cache)[1])
         return hidden[0], hidden[1]

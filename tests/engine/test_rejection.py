@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from actors.engine.batch.step.types import StepDrafts, StepRows
-from actors.engine.native.forward.rejected_rows import DraftedRows, reject
+from actors.engine.native.forward.rejected_rows import drafted_rows, reject
 from actors.engine.native.forward.rejection import rejection_draws, target_logprobs, target_probabilities
 from config.strategy import Strategy
 from drafter.protocol import BatchView, Drafts
@@ -74,7 +74,7 @@ def on_device(
     keys, positions = (torch.arange(count) * 7919 + 3).repeat_interleave(2), torch.tensor([11, 12]).repeat(count)
     arrays: dict[str, Any] = {"noise_keys": keys.numpy(), "noise_positions": positions.numpy()}
     arrays["query_offsets"] = np.arange(count + 1, dtype=np.int32) * 2
-    drafted = DraftedRows.of(
+    drafted = drafted_rows(
         StepRows(arrays, 2, 2, 2 * count, False),
         StepDrafts(counts=np.ones(count, np.int64), tokens=drafts.numpy()[:, None], drafted=count),
     )
@@ -84,7 +84,7 @@ def on_device(
     coupled = drawn[0].clone()
     distributions = None if q is None else q.float().expand(count, 1, -1)
     with NoWideDoubles():
-        reject(rows, cutoffs, step, drawn, torch.from_numpy(drafted.packed), distributions, chunk_bytes=7 * 4 * 7 * 999)
+        reject(rows, cutoffs, step, drawn, torch.from_numpy(drafted), distributions, chunk_bytes=7 * 4 * 7 * 999)
     assert torch.equal(drawn[0][1::2], coupled[1::2]), "rows without a draft"
     for found, expected in zip(drawn[1:], target_logprobs(rows, cutoffs, temperatures, drawn[0]), strict=True):
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)

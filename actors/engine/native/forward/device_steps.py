@@ -6,6 +6,7 @@ torch's operations, always eager. The scheduler chooses the rows, the engine int
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from actors.engine.native.forward.decoder import DecoderForward
 from actors.engine.native.forward.draws import Draws, nothing_drawn
 from actors.engine.native.forward.graphs import StepGraphs
 from actors.engine.native.forward.layout import DeviceStep, StepLayout, StepShape
-from actors.engine.native.forward.rejected_rows import DraftedRows, reject
+from actors.engine.native.forward.rejected_rows import drafted_rows, reject
 from contracts.rollout import GraphsFailed
 from drafter.protocol import GraphCapture
 from models import ops
@@ -160,7 +161,7 @@ class DeviceSteps:
         """Return the step's rows, and the draws from them."""
         offsets: Any = rows.arrays["query_offsets"]
         rejected = self._rejection and drafts is not None and drafts.parents is None
-        drafted = self._moves.numbers(DraftedRows.of(rows, drafts).packed) if rejected and drafts is not None else None
+        drafted = self._moves.numbers(drafted_rows(rows, drafts)) if rejected and drafts is not None else None
         distributions = None if drafts is None else drafts.distributions
         found = None if self._graphs is None else self._graphs.find(rows)
         captured = False
@@ -248,26 +249,23 @@ def has_kernels(model: Transformer) -> bool:
 
 def forward_of(model: Transformer, recorded: tuple[int, ...] = ()) -> Forward:
     """Return the forward, by kernels if possible, else by the model: (rows with recorded layers, final states)."""
-    return DecoderForward(model, recorded) if has_kernels(model) else _Reference(model, recorded)
+    return DecoderForward(model, recorded) if has_kernels(model) else partial(reference_forward, model, recorded)
 
 
-class _Reference:
+def reference_forward(
+    model: Transformer, recorded: tuple[int, ...], step: DeviceStep, cache: KVCache
+) -> tuple[Tensor, Tensor]:
     """The model's own forward, where kernels are missing."""
-
-    def __init__(self, model: Transformer, recorded: tuple[int, ...]) -> None:
-        self._model, self._recorded = model, recorded
-
-    def __call__(self, step: DeviceStep, cache: KVCache) -> tuple[Tensor, Tensor]:
-        context = CachedContext(
-            cache=cache,
-            positions=step.positions,
-            kv_slots=step.kv_slots,
-            block_tables=step.block_tables,
-            query_offsets=step.query_offsets,
-            context_lens=step.context_lens,
-            max_query=step.max_query,
-            max_context=step.max_context,
-            tree_mask=step.tree_mask,
-        )
-        computed = self._model(step.tokens, context, self._recorded)
-        return computed, final_states(self._model, computed)
+    context = CachedContext(
+        cache=cache,
+        positions=step.positions,
+        kv_slots=step.kv_slots,
+        block_tables=step.block_tables,
+        query_offsets=step.query_offsets,
+        context_lens=step.context_lens,
+        max_query=step.max_query,
+        max_context=step.max_context,
+        tree_mask=step.tree_mask,
+    )
+    computed = model(step.tokens, context, recorded)
+    return computed, final_states(model, computed)

@@ -4,8 +4,6 @@ It makes no float64 tensors of the vocabulary's width, and float32 ones in chunk
 rejected draft is drawn by the sampling kernel, with the request's noise under another key.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -23,24 +21,17 @@ _LEAST = 1e-37  # a probability with a finite logarithm that no noise can raise 
 CHUNK_BYTES = 256 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class DraftedRows:
-    """The D rows of a step that have a draft, as int64 [5, D]: row; drafted token; request and column of its
-    probabilities; the bits of a float64 uniform that decides."""
-
-    packed: Int64Array
-
-    @classmethod
-    def of(cls, step: StepRows, drafts: StepDrafts) -> "DraftedRows":
-        """Return the rows of chains, where every row is drawn from."""
-        counts = drafts.counts
-        owner = np.arange(len(counts)).repeat(counts)
-        column = np.arange(len(owner)) - (counts.cumsum() - counts)[owner]
-        row = step.arrays["query_offsets"][:-1].astype(np.int64)[owner] + column
-        keys, positions = (torch.from_numpy(step.arrays[name][row]) for name in ("noise_keys", "noise_positions"))
-        uniform = (random_words(keys, positions, 1, ACCEPT)[:, 0].double() + 0.5) * 2.0**-32
-        token = drafts.tokens[owner, column]
-        return cls(np.stack((row, token, owner, column, uniform.numpy().view(np.int64))))
+def drafted_rows(step: StepRows, drafts: StepDrafts) -> Int64Array:
+    """Return the D rows of chains that have a draft, as int64 [5, D]: row; drafted token; request and column of its
+    probabilities; the bits of a float64 uniform that decides. Every row is drawn from."""
+    counts = drafts.counts
+    owner = np.arange(len(counts)).repeat(counts)
+    column = np.arange(len(owner)) - (counts.cumsum() - counts)[owner]
+    row = step.arrays["query_offsets"][:-1].astype(np.int64)[owner] + column
+    keys, positions = (torch.from_numpy(step.arrays[name][row]) for name in ("noise_keys", "noise_positions"))
+    uniform = (random_words(keys, positions, 1, ACCEPT)[:, 0].double() + 0.5) * 2.0**-32
+    token = drafts.tokens[owner, column]
+    return np.stack((row, token, owner, column, uniform.numpy().view(np.int64)))
 
 
 def reject(
@@ -56,7 +47,7 @@ def reject(
     """Replace coupled draws by those of rejection sampling, in place.
 
     logits [N, V] and cutoff float32 [N] of the step's draws; drawn: tokens int64, logprobs and logprobs_t1 float32,
-    [N], from `ops.sample`; rows int64 [5, D] on the device, see DraftedRows; distributions [R, K, V]: probabilities
+    [N], from `ops.sample`; rows int64 [5, D] on the device, see drafted_rows; distributions [R, K, V]: probabilities
     that drafts were drawn with, None for chosen ones. `rejection.rejection_draws` defines the results.
     """
     width = max(1, chunk_bytes // (logits.shape[1] * 4 * _ROW_TENSORS))
