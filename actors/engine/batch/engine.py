@@ -66,7 +66,8 @@ class TicketQueue(Protocol):
 
 
 class BatchEngine(ABC):
-    """EngineCore over a slot table.
+    """The core of an engine, over a slot table: inside the child's loop, on one thread, commands between steps, and one
+    step while there is work. tests/engine/contract.py tests every core.
 
     A new command needs a class in contracts.engine, a case in `apply`, and an abstract method here if engines implement
     it differently."""
@@ -91,7 +92,8 @@ class BatchEngine(ABC):
         return self._queue.has_work or bool(self._events) or not self._idle
 
     def apply(self, command: EngineCommand, memory: Bytes | None) -> EngineAnswer | None:
-        """Execute a command and return its answer, if it has one. An exception ends the engine."""
+        """Execute a command and return its answer, if it has one. An exception ends the engine. `memory`: the data sent
+        with the command, which may be kept."""
         match command:
             case Submit(requests):
                 self.submit(requests)
