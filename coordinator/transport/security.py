@@ -37,8 +37,8 @@ class ServerKeys:
         socket.curve_publickey, socket.curve_secretkey = self.public, self.secret
         socket.curve_server = True
 
-    def knows(self, key: bytes) -> bool:
-        """Return whether the owner of `key` may connect."""
+    def callback(self, domain: str, key: bytes) -> bool:
+        """Return whether the owner of `key` may connect. ZeroMQ's authenticator asks under this name."""
         if key not in self.allowed and self.allowed_file is not None:
             with suppress(SetupError):
                 self.allowed.update(_allowed(self.allowed_file))
@@ -138,16 +138,8 @@ def authenticator(context: zmq.Context[zmq.Socket[bytes]], keys: ServerKeys) -> 
     """Return the guard of every CURVE socket of `context`; stop it before the context ends."""
     guard = ThreadAuthenticator(context)
     guard.start()
-    guard.configure_curve_callback(domain="*", credentials_provider=_AllowList(keys))
+    guard.configure_curve_callback(domain="*", credentials_provider=keys)
     return guard
-
-
-class _AllowList:
-    def __init__(self, keys: ServerKeys) -> None:
-        self._keys = keys
-
-    def callback(self, domain: str, key: bytes) -> bool:
-        return self._keys.knows(key)
 
 
 def _allowed(file: Path) -> dict[bytes, str]:
