@@ -138,13 +138,9 @@ class SetThreshold(_Message, frozen=True):
     idle_workers: int
 
 
-class Tick(_Message, frozen=True):
-    """Timer event: time has passed."""
-
-
 WorkerEvent = Register | Heartbeat | Busy | Idle | Started | Stopped | TrainerFailed | Leave
 DriverEvent = RolloutStarted | RolloutComplete
-ControlEvent = DriverEvent | Drain | Undrain | Pause | Resume | SetThreshold | Tick
+ControlEvent = DriverEvent | Drain | Undrain | Pause | Resume | SetThreshold
 Event = WorkerEvent | ControlEvent
 
 

@@ -11,11 +11,13 @@ Invariants after every step:
 """
 
 import math
+from typing import assert_never
 
 from config.coordinator import CoordinatorOptions
 from contracts.coordinator import (
     Busy,
     Changed,
+    ControlEvent,
     Drain,
     Event,
     Heartbeat,
@@ -32,7 +34,6 @@ from contracts.coordinator import (
     Started,
     State,
     Stopped,
-    Tick,
     TrainerFailed,
     Undrain,
     WorkerMessage,
@@ -125,7 +126,7 @@ class Machine:
 
     @property
     def next_deadline_s(self) -> float:
-        """Return when a Tick is due if nothing else happens; infinite if never."""
+        """Return when `settle` is due if nothing else happens; infinite if never."""
         return min(self._check_at_s, self.sessions.due_s)
 
     # Workers.
@@ -243,7 +244,7 @@ class Machine:
 
     # Events of the driver and of operators.
 
-    def _control(self, event: Event, now_s: float) -> None:
+    def _control(self, event: ControlEvent, now_s: float) -> None:
         match event:
             case RolloutStarted(step, train):
                 if self.rolling is not train:
@@ -273,7 +274,7 @@ class Machine:
                 self._mark_drained(event, drained=False)
                 self.sessions.touch()
             case _:
-                assert isinstance(event, Tick)
+                assert_never(event)
 
     def _mark_drained(self, event: Drain | Undrain, *, drained: bool) -> list[Worker]:
         if bool(event.worker) == bool(event.node):

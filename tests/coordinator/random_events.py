@@ -20,7 +20,6 @@ from contracts.coordinator import (
     Started,
     State,
     Stopped,
-    Tick,
     TrainerFailed,
     Undrain,
 )
@@ -38,8 +37,8 @@ def snapshot(machine: Machine) -> str:
     return repr((machine.roster, machine.rolling, machine.paused, machine.sessions.threshold, machine.sessions.epoch))
 
 
-def random_event(rng: random.Random, machine: Machine) -> Event:
-    """Any event, likely and unlikely ones, with fields near the truth."""
+def random_event(rng: random.Random, machine: Machine) -> Event | None:
+    """Any event, likely and unlikely ones, with fields near the truth; None: time passes."""
     name = WORKERS[int(rng.random() * len(WORKERS))]
     known = machine.roster.workers.get(name)
     incarnation = known.incarnation if known else 1
@@ -61,7 +60,7 @@ def _register(rng: random.Random, name: str, incarnation: int, session: int) -> 
     return Register(name, incarnation, node, group, state, number, leader, "h:1" if leader else "")
 
 
-_EVENTS: list[Callable[[random.Random, str, int, int, int], Event]] = [
+_EVENTS: list[Callable[[random.Random, str, int, int, int], Event | None]] = [
     lambda rng, name, inc, session, epoch: _register(rng, name, inc, session),
     lambda rng, name, inc, session, epoch: Heartbeat(name, inc, State.IDLE),
     lambda rng, name, inc, session, epoch: Heartbeat(name, inc, State.TRAINING, session),
@@ -74,14 +73,14 @@ _EVENTS: list[Callable[[random.Random, str, int, int, int], Event]] = [
     lambda rng, name, inc, session, epoch: Started(name, inc, session, epoch, ""),
     lambda rng, name, inc, session, epoch: Stopped(name, inc, session),
     lambda rng, name, inc, session, epoch: TrainerFailed(name, inc, session, "broken"),
-    lambda rng, name, inc, session, epoch: Leave(name, inc) if rng.random() < 0.2 else Tick(),
+    lambda rng, name, inc, session, epoch: Leave(name, inc) if rng.random() < 0.2 else None,
     lambda rng, name, inc, session, epoch: RolloutStarted(1),
     lambda rng, name, inc, session, epoch: RolloutStarted(1, rng.random() < 0.8),
     lambda rng, name, inc, session, epoch: RolloutComplete(1) if rng.random() < 0.3 else RolloutStarted(2),
     lambda rng, name, inc, session, epoch: rng.choice((Drain(worker=name), Drain(node="n0"), Drain(), Undrain(name))),
     lambda rng, name, inc, session, epoch: rng.choice((Undrain(worker=name), Undrain(node="n0"), Undrain(node="n0"))),
     lambda rng, name, inc, session, epoch: rng.choice((Pause(), Resume(), Resume(), SetThreshold(rng.randint(0, 3)))),
-    lambda rng, name, inc, session, epoch: Tick(),
+    lambda rng, name, inc, session, epoch: None,
 ]
 
 
@@ -95,22 +94,24 @@ def random_sequence(
     for _ in range(events):
         now_s += rng.choice((0.0, 0.01, 0.1, 0.5))
         if now_s >= machine.next_deadline_s:
-            machine.step(Tick(), now_s)
+            machine.settle(now_s)
         event = random_event(rng, machine)
         before = place(machine, event)
         try:
-            machine.take(event, now_s)
+            if event is not None:
+                machine.take(event, now_s)
         except (IllegalTransitionError, UnknownTargetError):
             continue
         if rng.random() < 0.7:  # otherwise together with what comes next
             machine.settle(now_s)
             check_invariants(machine, now_s)
-        taken(machine, event, before)
+        if event is not None:
+            taken(machine, event, before)
     machine.settle(now_s)
     return machine
 
 
-def place(machine: Machine, event: Event) -> str:
+def place(machine: Machine, event: Event | None) -> str:
     """Where the books have the worker of `event`."""
     worker = machine.roster.workers.get(getattr(event, "worker", ""))
     return "nowhere" if worker is None else f"{worker.state} {worker.phase or ''}".strip()
