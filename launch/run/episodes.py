@@ -8,25 +8,18 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from actors.data.templates import BadPromptError, Template
+from actors.environment_worker import EnvironmentPool
 from config.environments import EnvironmentOptions
 from contracts.environments import EnvironmentAnswer, EnvironmentCall, Messages, Said
 from contracts.rollout import FinishReason, Request, Rollout, Sampled
 from launch.batch import Batch
 
 _SEED_BITS = 63
-
-
-class Environments(Protocol):
-    """Interface of actors.environment_worker.EnvironmentPool."""
-
-    def begin(self) -> None: ...
-    def play(self, key: int, call: EnvironmentCall) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +69,7 @@ class EpisodeRunner:
     """The parts that all episodes of a run share."""
 
     options: EnvironmentOptions
-    environments: Environments
+    environments: EnvironmentPool
     template: Template
 
     def begin(self, batch: Batch) -> "Episodes":
