@@ -1,6 +1,6 @@
 """Inputs and results of a grader. Plain data; no Ray, no torch."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -75,13 +75,3 @@ class Term(Protocol):
     def score(self, item: GradeItem) -> Score: ...
 
     def close(self) -> None: ...
-
-
-class AsyncTerm(Protocol):
-    """One summand that mostly waits for other processes, or has its own actor."""
-
-    async def scores(self, items: Sequence[GradeItem]) -> Sequence[Scored]:
-        """Return one result per item, in order; several items at a time for terms graded by batch or by group."""
-        ...
-
-    async def close(self) -> None: ...

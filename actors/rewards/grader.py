@@ -10,7 +10,7 @@ import os
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from actors.rewards.assembly import Assembly, RewardCall, weighed
 from actors.rewards.callables import FormatTerm, PythonTerm
@@ -21,7 +21,6 @@ from actors.rewards.maths import MathTerm
 from actors.rewards.programs import CodeTerm
 from config.rewards import RewardOptions, RewardTerm
 from contracts.rewards import (
-    AsyncTerm,
     BadRecordError,
     Grade,
     GradeItem,
@@ -31,6 +30,9 @@ from contracts.rewards import (
     Scored,
     Term,
 )
+
+if TYPE_CHECKING:
+    from actors.rewards.judge import JudgeTerm
 
 
 class LaneGrader:
@@ -85,11 +87,11 @@ class HostGrader:
     def __init__(self, options: RewardTerm, key: str, secret: str | None = None) -> None:
         """`secret`: the key of the judge's endpoint. Raises RewardConfigError."""
         self._options = options
-        self._term: AsyncTerm
+        self._term: HostedTerm | JudgeTerm
         if options.kind == "judge":
-            from actors.rewards.judge import JudgeTerm  # aiohttp takes longer to import than the configuration
+            from actors.rewards import judge  # aiohttp takes longer to import than the configuration
 
-            self._term = JudgeTerm(options, secret)
+            self._term = judge.JudgeTerm(options, secret)
         else:
             self._term = HostedTerm(options, key)
 
