@@ -32,7 +32,7 @@ from launch.observe.sinks import RaySink, open_sinks
 from launch.observe.speculation import PLAIN
 from launch.observe.state import RunState, WorkerState
 from launch.observe.symptoms import Watch, example, silent
-from launch.observe.timeline import SpanJoiner, to_json, write_trace
+from launch.observe.timeline import JOIN_GAP_S, SpanJoiner, joined, span_of, to_json, write_trace
 from policies.drafter.silence import SilenceWatch
 
 FILES = (
@@ -72,7 +72,7 @@ class Observer(RunObserver):
         self._log = RunLog(run_dir / "run.log")
         self._log.write(clock(), f"driver is process {os.getpid()} on {socket.gethostname()}")
         self._journals = {name: Journal(run_dir / f"{name}.jsonl") for name in FILES}
-        self._spans = SpanJoiner()
+        self._spans: SpanJoiner = SpanJoiner(JOIN_GAP_S)
         form = config.rollout.quantization
         self._state = RunState(
             name=config.run.name,
@@ -184,7 +184,7 @@ class Observer(RunObserver):
 
     def span(self, span: Span) -> None:
         with self._lock:
-            done = self._spans.add(span)
+            done = joined(self._spans, span)
             if done is not None:
                 self._journals["timeline"].write(to_json(done))
 
@@ -350,8 +350,8 @@ class Observer(RunObserver):
             self._silence.step((name, use.get("drafted", 0), use.get("accepted", 0)) for name, use in uses)
 
     def _flush_spans(self) -> None:
-        for span in self._spans.flush():
-            self._journals["timeline"].write(to_json(span))
+        for actor, over in self._spans.flush():
+            self._journals["timeline"].write(to_json(span_of(actor, over)))
 
     def _send(self, step: int, scalars: Mapping[str, float]) -> None:
         for sink in self._sinks:

@@ -17,26 +17,18 @@ from launch.observe.speculation import Point, traces_of
 JOIN_GAP_S = 0.05
 
 
-class SpanJoiner:
-    """Joins spans that continue each other (same actor, kind and step, gap at most JOIN_GAP_S).
-
-    Engines report a window every 0.2 s, but readers need the total decode time of a worker. At most one span per actor
-    is held back.
-    """
-
-    def __init__(self) -> None:
-        self._joiner: Joiner[str, tuple[str, int]] = Joiner(JOIN_GAP_S)
-
-    def add(self, span: Span) -> Span | None:
-        """Take a span. Returns the actor's previous one if this span does not continue it."""
-        over = self._joiner.add(span.actor, (span.kind, span.step), span.start_s, span.end_s)
-        return None if over is None else _span(span.actor, over)
-
-    def flush(self) -> list[Span]:
-        return [_span(actor, over) for actor, over in self._joiner.flush()]
+# Of spans that continue each other: by actor; same kind and step, gap at most JOIN_GAP_S. Engines report a window every
+# 0.2 s, but readers need the total decode time of a worker.
+SpanJoiner = Joiner[str, tuple[str, int]]
 
 
-def _span(actor: str, over: Stretch[tuple[str, int]]) -> Span:
+def joined(joiner: SpanJoiner, span: Span) -> Span | None:
+    """Add a span. Returns the actor's previous one if this span does not continue it."""
+    over = joiner.add(span.actor, (span.kind, span.step), span.start_s, span.end_s)
+    return None if over is None else span_of(span.actor, over)
+
+
+def span_of(actor: str, over: Stretch[tuple[str, int]]) -> Span:
     kind, step = over.label
     return Span(actor, kind, over.start_s, over.end_s, step)
 

@@ -7,13 +7,14 @@ from hypothesis import strategies as st
 
 from launch.observe import Span
 from launch.observe.journal import Journal
-from launch.observe.timeline import JOIN_GAP_S, SpanJoiner, chrome_trace, read_spans, to_json
+from launch.observe.timeline import JOIN_GAP_S, SpanJoiner, chrome_trace, read_spans, span_of, to_json
+from launch.observe.timeline import joined as add
 
 
 def joined(spans: list[Span]) -> list[Span]:
-    joiner = SpanJoiner()
-    out = [done for span in spans if (done := joiner.add(span)) is not None]
-    return out + joiner.flush()
+    joiner = SpanJoiner(JOIN_GAP_S)
+    out = [done for span in spans if (done := add(joiner, span)) is not None]
+    return out + [span_of(actor, over) for actor, over in joiner.flush()]
 
 
 def test_engine_windows_become_one_span() -> None:
