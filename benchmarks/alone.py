@@ -21,6 +21,7 @@ from actors.spot_host import SpotPlan
 from config.rewards import RewardOptions
 from config.rollout import RolloutOptions
 from contracts.rollout import EngineWindow, Finished, PassEvent, Request, Rollout
+from launch.cluster.versions import NodeVersions
 from launch.dispatch import (
     DispatchStats,
     RolloutDispatcher,
@@ -73,6 +74,19 @@ def spawner(
         return worker.remote(name, factory(name), spot(name), log(name))
 
     return spawn
+
+
+class AllVouched(NodeVersions):
+    """Asks nobody and accepts every node."""
+
+    def __init__(self) -> None:
+        super().__init__(mine={})
+
+    def _alive(self) -> Mapping[str, str]:
+        return {}
+
+    def vouched(self, node_id: str) -> bool:
+        return True
 
 
 class DispatcherAlone(RolloutDispatcher):

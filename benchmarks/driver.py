@@ -34,7 +34,7 @@ from actors.data import Prompt
 from actors.loop import Look
 from actors.reward_pool import RewardPool
 from actors.rewards import Grade, GradeItem
-from benchmarks.alone import Starts, spawner
+from benchmarks.alone import AllVouched, Starts, spawner
 from benchmarks.driver_fakes import MIXES, OWN, SLOTS, TOKENS, Fleet, Mix, Replay, Worker
 from benchmarks.harness import RESULTS, command, load, write
 from contracts.handoff import Offer, Sent
@@ -42,7 +42,6 @@ from contracts.rollout import EngineWindow, Finished, SamplingParams
 from examples.guess_and_check.make_data import build_tokenizer
 from launch.batch import Batch, Pick
 from launch.cluster.session import ray_session
-from launch.cluster.versions import AllVouched
 from launch.config import Config
 from launch.context import RunContext
 from launch.dispatch import (

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 
 from actors.observer import RunObserver
+from benchmarks.alone import AllVouched
 from coordinator.address import Address
 from coordinator.admin.client import AdminClient
 from coordinator.admin.credentials import Credentials
@@ -43,7 +44,7 @@ def opened(config: Config, run_dir: Path) -> Iterator[Job]:
     interrupt = Interrupt()
     with Observer(run_dir, config) as observer:
         initial = warm_start(config, interrupt, RunObserver())
-        with open_job(config, observer, interrupt, initial, run_dir) as job:
+        with open_job(config, observer, interrupt, initial, run_dir, AllVouched()) as job:
             job.learner.begin(config.learner.optimizer, config.run.steps * config.learner.mini_batches)
             job.publish()
             yield job

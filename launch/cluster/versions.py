@@ -199,18 +199,5 @@ class NodeVersions:
         return None
 
 
-class AllVouched(NodeVersions):
-    """A stand-in that asks nobody and accepts every node."""
-
-    def __init__(self) -> None:
-        super().__init__(mine={})
-
-    def _alive(self) -> Mapping[str, str]:
-        return {}
-
-    def vouched(self, node_id: str) -> bool:
-        return True
-
-
 def _last_line(error: Exception) -> str:
     return next((line.strip() for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__)

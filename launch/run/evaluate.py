@@ -137,7 +137,7 @@ def _evaluated(config: Config, interrupt: Interrupt, session: RaySession) -> tup
             interrupt,
             Path(config.model.path),
             run_dir,
-            load_inputs(config, training=False),
+            inputs=load_inputs(config, training=False),
             versions=compared(session, observer),
         ) as job,
     ):

@@ -26,7 +26,7 @@ from config.tree import EvalSetOptions
 from launch.batch import sampling_params
 from launch.calibrations import CalibrationStore
 from launch.cluster.address import attaches
-from launch.cluster.versions import AllVouched, NodeVersions
+from launch.cluster.versions import NodeVersions
 from launch.config import Config
 from launch.config.bias import biases_of
 from launch.config.lookahead import ahead_meanwhile, lookahead_text, no_lookahead, only_apart
@@ -70,15 +70,15 @@ def open_job(
     interrupt: Interrupt,
     model_dir: Path,
     run_dir: Path,
+    versions: NodeVersions,
     inputs: Inputs | None = None,
-    versions: NodeVersions | None = None,
     pace: Pace | None = None,
 ) -> Iterator[Job]:
     """Start every actor at once, and end them all when the block is left.
 
-    `model_dir`: the initial weights (the warm start's result, or model.path). `run_dir`: the run's folder. `inputs`:
-    default: loaded here. `versions`: of the cluster's nodes; default: not checked. `pace`: of experiments (see
-    policies.roofline.pace). Raises ConfigError for what fits none of the cluster's GPUs.
+    `model_dir`: the initial weights (the warm start's result, or model.path). `run_dir`: the run's folder. `versions`:
+    of the cluster's nodes. `inputs`: default: loaded here. `pace`: of experiments (see policies.roofline.pace). Raises
+    ConfigError for what fits none of the cluster's GPUs.
     """
     config, note = fitted_to_cluster(config)
     context = RunContext(
@@ -90,7 +90,7 @@ def open_job(
         pace=pace,
     )
     model = config.model.model_copy(update={"path": str(model_dir), "tokenizer": tokenizer_dir(config)})
-    inputs, versions = inputs or load_inputs(config), versions or AllVouched()
+    inputs = inputs or load_inputs(config)
     announce(context, inputs, note)
     meter = SpeculationMeter() if config.speculation.mode != "off" else None
     with ExitStack() as stack:

@@ -181,7 +181,7 @@ def run(
     initial = warm_start(config, interrupt, observer, partial(learner_group, avoid=versions.refused))
     config = offline_fit(config, interrupt, initial, run_dir, observer, versions.refused)
     observer.progress("starting the workers")
-    with open_job(config, observer, interrupt, initial, run_dir, inputs, versions, pace) as job:
+    with open_job(config, observer, interrupt, initial, run_dir, versions, inputs, pace) as job:
         job.learner.begin(config.learner.optimizer, config.run.steps * config.learner.mini_batches)
         if checkpoint is not None:
             observer.progress("loading the checkpoint")

@@ -8,10 +8,9 @@ import pytest
 import ray
 
 from actors.placement import place
-from benchmarks.alone import DispatcherAlone, spawner
+from benchmarks.alone import AllVouched, DispatcherAlone, spawner
 from config.rollout import EngineOptions, RolloutOptions, WorkerCount
 from contracts.rollout import Rollout
-from launch.cluster.versions import AllVouched
 from launch.dispatch import SeatState
 from launch.fleet import Autoscaler, Fleet
 from launch.fleet.autoscaler import scaled
