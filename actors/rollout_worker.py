@@ -3,10 +3,9 @@
 Owns one engine (a separate process, made by an injected factory) and forwards its events to the driver. The driver
 assigns and stores requests. The engine is restarted only on command.
 
-A reader thread polls the engine and posts events to the actor's event loop; engine calls run on one other thread, in
-order. So the event loop is always free, and control calls are answered in milliseconds while the engine decodes.
-`stream()` yields events at once, except those that can wait a little (`PATIENT`): a driver of 1,024 workers cannot take
-a batch for every engine step of each. The driver, not this actor, owns the yielded objects.
+A reader thread polls the engine (actors.incarnation); engine calls run on one other thread, in order. So the event loop
+is always free, and control calls are answered in milliseconds while the engine decodes. The driver, not this actor,
+owns the objects that `stream()` yields.
 
     factory = partial(spawn_engine, model_options, engine_options, seed=0, name="rollout-0")
     worker = ray.remote(RolloutWorker).options(num_cpus=1).remote("rollout-0", factory)
@@ -22,13 +21,11 @@ import logging
 import os
 import pickle
 import sys
-import threading
 import time
-from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar, assert_never, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import ray
@@ -39,24 +36,12 @@ from actors.engine.process import RolloutEngine
 from actors.group_engine import group_gpus
 from actors.handoff.base import BaseWeights
 from actors.identity import log_to
+from actors.incarnation import Incarnation, Leaving, StreamEnds, WorkerEvent
 from actors.spot_host import SpotEvent, SpotHost, SpotPlan
 from actors.termination import on_sigterm
 from contracts.engine import Answered, Command, Sleep, Submit, UpdateDrafter, UpdateWeights, Wake
 from contracts.rollout import (
-    DrafterFailed,
-    DriverEvent,
-    EngineAnswer,
     EngineDiedError,
-    EngineFailed,
-    EngineIdle,
-    EngineWindow,
-    Event,
-    Finished,
-    GraphsFailed,
-    PassEvent,
-    Progress,
-    Recorded,
-    Rejected,
     Slept,
     WeightsLoaded,
 )
@@ -68,30 +53,11 @@ A = TypeVar("A")
 Memory = NDArray[np.uint8]
 
 _log = logging.getLogger(__name__)
-_POLL_S = 0.05
-_CLOSE_S = 10.0
-_HOLD_S = 0.25  # longest wait of PATIENT events for others
 _LEAVE_S = 10.0  # for the driver to take back its requests; then the process ends
 
 
 class NoEngineError(RuntimeError):
     """A call that needs an engine reached a worker without a running one."""
-
-
-@dataclass(frozen=True, slots=True)
-class Leaving:
-    """The worker received SIGTERM. It continues until the driver replaces it: aborted requests return their tokens."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class StreamEnds:
-    """The last event of a stream, though its engine goes on: the driver opens the next one."""
-
-
-WorkerEvent = DriverEvent | SpotEvent | Leaving
-PATIENT = (Progress, EngineWindow, PassEvent)  # not urgent; a prefix is lost only with the worker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,111 +79,6 @@ class SupervisorStatus:
     torch_loaded: bool = False  # stays False: the supervisor has no torch
 
 
-class _Incarnation:
-    """One engine from start to end, with its reader thread. Events end with None."""
-
-    def __init__(
-        self, engine: RolloutEngine, loop: asyncio.AbstractEventLoop, name: str, spot: SpotHost | None
-    ) -> None:
-        self.engine = engine
-        self._events: asyncio.Queue[WorkerEvent | None] = asyncio.Queue()
-        self._pressing = asyncio.Event()  # set if an event is not PATIENT
-        self.asked: deque[asyncio.Future[Any]] = deque()  # the engine answers in this order
-        self.failure: EngineFailed | None = None
-        self.window: EngineWindow | None = None
-        self.streamed = False
-        self._spot = spot
-        self._loop = loop
-        self._closing = threading.Event()
-        self._reader = threading.Thread(target=self._read, name=f"{name}-reader", daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        failure: EngineFailed | None = None
-        while failure is None and not self._closing.is_set():
-            try:
-                events: list[Event] = self.engine.poll(_POLL_S)
-            except EngineDiedError as error:
-                events = [EngineFailed(str(error))]
-            except Exception as error:
-                events = [EngineFailed(f"reading from the engine: {type(error).__name__}: {error}")]
-            failure = next((e for e in events if isinstance(e, EngineFailed)), None)
-            if events:
-                self._post(events)
-        self._post([None])
-
-    def _post(self, events: Sequence[Event | None]) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: the actor is ending
-            self._loop.call_soon_threadsafe(self._deliver, events)
-
-    def announce(self, event: WorkerEvent) -> bool:
-        """Queue an event of the worker itself, from any thread; return False if the event loop has ended."""
-        try:
-            self._loop.call_soon_threadsafe(self.say, event)
-        except RuntimeError:
-            return False
-        return True
-
-    def _deliver(self, events: Sequence[Event | None]) -> None:
-        for event in events:
-            match event:
-                case EngineAnswer():
-                    waiter = self.asked.popleft()
-                    if not waiter.done():  # otherwise the caller has gone
-                        waiter.set_result(event)
-                    continue
-                case Recorded():
-                    if self._spot is not None:
-                        self._spot.recorded(event)
-                    continue
-                case EngineIdle():
-                    if self._spot is not None:
-                        self._spot.out_of_work()
-                    continue
-                case EngineWindow():
-                    self.window = event
-                case EngineFailed():
-                    self.failure = self.failure or event
-                    _log.error("the engine failed: %s", event.reason)
-                    self._nobody_answers()
-                case None:
-                    self._nobody_answers()
-                case Finished() | Progress() | Rejected() | DrafterFailed() | GraphsFailed() | PassEvent():
-                    pass
-                case _:
-                    assert_never(event)
-            self.say(event)
-
-    def say(self, event: WorkerEvent | None) -> None:
-        """Queue an event for the stream's reader. Call it on the event loop."""
-        self._events.put_nowait(event)
-        if not isinstance(event, PATIENT):
-            self._pressing.set()
-
-    async def next_events(self) -> list[WorkerEvent | None]:
-        """Return all queued events, once one is not PATIENT or the first has waited for _HOLD_S."""
-        batch = [await self._events.get()]
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._pressing.wait(), _HOLD_S)
-        while not self._events.empty():
-            batch.append(self._events.get_nowait())
-        self._pressing.clear()
-        return batch
-
-    def _nobody_answers(self) -> None:
-        reason = self.failure.reason if self.failure else "the engine was closed"
-        while self.asked:
-            waiter = self.asked.popleft()
-            if not waiter.done():
-                waiter.set_exception(EngineDiedError(reason))
-
-    def close(self) -> None:
-        """Close the engine. Blocks; the engine's own close has a deadline."""
-        self._closing.set()
-        self._reader.join(_CLOSE_S)
-        self.engine.close()
-
-
 class RolloutWorker:
     """See the module docstring. An actor by `ray.remote(RolloutWorker)`; all methods run on one event loop."""
 
@@ -236,7 +97,7 @@ class RolloutWorker:
         self._factory, self._gpus_timeout_s = factory, gpus_timeout_s
         self._spot_plan = spot
         self._spot: SpotHost | None = None
-        self._current: _Incarnation | None = None
+        self._current: Incarnation | None = None
         self._engine_state = "none"
         self._reason = ""
         self._starts = 0
@@ -272,7 +133,7 @@ class RolloutWorker:
             _log.info("engine %d is up", self._starts)
             if self._spot is None and self._spot_plan is not None:
                 self._spot = self._spot_host(self._spot_plan)
-            self._current = _Incarnation(engine, asyncio.get_running_loop(), self._name, self._spot)
+            self._current = Incarnation(engine, asyncio.get_running_loop(), self._name, self._spot)
             self._engine_state, self._reason = "running", ""
             if self._spot is not None:
                 self._spot.out_of_work()
@@ -442,12 +303,12 @@ class RolloutWorker:
         node = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         return SpotHost(self._name, node, time.time_ns(), plan, pause=pause, resume=resume, emit=emit)
 
-    def _engine(self) -> _Incarnation:
+    def _engine(self) -> Incarnation:
         if self._current is None:
             raise NoEngineError(f"{self._name} has no engine: {self._reason or self._engine_state}")
         return self._current
 
-    async def _ask(self, incarnation: _Incarnation, command: Answered[A], memory: Memory | None = None) -> A:
+    async def _ask(self, incarnation: Incarnation, command: Answered[A], memory: Memory | None = None) -> A:
         if incarnation.failure is not None:
             raise EngineDiedError(incarnation.failure.reason)
         waiter: asyncio.Future[A] = asyncio.get_running_loop().create_future()

@@ -13,8 +13,9 @@ from ray import ObjectRef
 from ray.exceptions import RayError, RayTaskError
 
 from actors.context import Context
+from actors.incarnation import Leaving, WorkerEvent
 from actors.learner_group import WeightsSending
-from actors.rollout_worker import Leaving, SupervisorStatus, WorkerEvent
+from actors.rollout_worker import SupervisorStatus
 from actors.spot_host import RecordingReport
 from config.rollout import RolloutOptions
 from contracts.engine import Sleep

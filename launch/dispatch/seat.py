@@ -24,8 +24,9 @@ from ray.actor import ActorHandle, ActorProxy
 from ray.exceptions import RayError, RayTaskError
 
 from actors.engine.process import EngineStartError
+from actors.incarnation import StreamEnds, WorkerEvent
 from actors.loop import EventLoop, Waitable
-from actors.rollout_worker import RolloutWorker, StreamEnds, SupervisorStatus, WorkerEvent
+from actors.rollout_worker import RolloutWorker, SupervisorStatus
 from contracts.engine import Answered, Command, ReceiveWeights, UpdateWeights
 from contracts.handoff import Offer
 from contracts.rollout import WeightsLoaded

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from ray.exceptions import ActorDiedError
 
 from actors import loop
-from actors.rollout_worker import Leaving
+from actors.incarnation import Leaving
 from benchmarks.alone import DispatcherAlone
 from benchmarks.driver_fakes import UP, Ref, Remote, Stream, loaded
 from config.rollout import EngineOptions, RolloutOptions, WorkerCount

@@ -10,7 +10,7 @@ import ray
 from ray.exceptions import ActorDiedError, RayTaskError
 
 from actors import loop
-from actors.rollout_worker import Leaving
+from actors.incarnation import Leaving
 from benchmarks.alone import DispatcherAlone
 from benchmarks.driver_fakes import Ref, Remote, loaded
 from config.rollout import EngineOptions, RolloutOptions, WorkerCount

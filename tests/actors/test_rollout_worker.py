@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from actors import rollout_worker
+from actors import incarnation
 from actors.engine.shared_rollouts import pack
-from actors.rollout_worker import NoEngineError, RolloutWorker, StreamEnds
+from actors.incarnation import StreamEnds
+from actors.rollout_worker import NoEngineError, RolloutWorker
 from contracts.engine import Abort, LoadDrafters, Remember, SaveDrafters, Submit, UpdateWeights
 from contracts.rollout import (
     DraftersSaved,
@@ -131,7 +132,7 @@ async def test_an_abort_does_not_overtake_its_requests_while_training_stops() ->
 async def test_what_nobody_waits_for_goes_with_the_next_event_that_somebody_waits_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(rollout_worker, "_HOLD_S", 1000.0)
+    monkeypatch.setattr(incarnation, "_HOLD_S", 1000.0)
     w = worker()
     await w.restart_engine()
     stream = w.stream()

@@ -16,7 +16,8 @@ import pytest
 from numpy.typing import NDArray
 
 from actors import spot_host
-from actors.rollout_worker import RolloutWorker, WorkerEvent
+from actors.incarnation import WorkerEvent
+from actors.rollout_worker import RolloutWorker
 from actors.spot_host import RecordingReport, SpotHost, SpotPlan
 from config.coordinator import CoordinatorOptions
 from contracts.coordinator import RolloutComplete, RolloutStarted
