@@ -184,23 +184,29 @@ class ModelConfig(Network):
         return kept | written
 
 
-@dataclass(frozen=True, slots=True)
-class ModelLimits:
-    """Limits of a model of any architecture, known before loading; None: its config.json does not say."""
+def longest_sequence(config: Mapping[str, Any]) -> int | None:
+    """Return the positions, in tokens, of a model of any architecture, from its config.json; None: it does not say.
+    Raises ModelConfigError for an unusable one of a native architecture."""
+    ours = _native(config)
+    return _count(config, "max_position_embeddings") if ours is None else ours.max_position_embeddings
 
-    positions: int | None  # longest sequence, tokens
-    heads: int | None  # attention heads
+
+def attention_heads(config: Mapping[str, Any]) -> int | None:
+    """Return the number of attention heads, as `longest_sequence`."""
+    ours = _native(config)
+    return _count(config, "num_attention_heads") if ours is None else ours.num_heads
 
 
-def limits_of(config: Mapping[str, Any]) -> ModelLimits:
-    """Read the limits from a config.json. Raises ModelConfigError for an unusable one of a native architecture."""
+def _native(config: Mapping[str, Any]) -> ModelConfig | None:
     try:
-        ours = ModelConfig.from_hf(config)
+        return ModelConfig.from_hf(config)
     except UnsupportedModelError:
-        text: Mapping[str, Any] = config.get("text_config") or config
-        positions, heads = (text.get(key) for key in ("max_position_embeddings", "num_attention_heads"))
-        return ModelLimits(positions if isinstance(positions, int) else None, heads if isinstance(heads, int) else None)
-    return ModelLimits(ours.max_position_embeddings, ours.num_heads)
+        return None
+
+
+def _count(config: Mapping[str, Any], key: str) -> int | None:
+    found = (config.get("text_config") or config).get(key)
+    return found if isinstance(found, int) else None
 
 
 def require_low_bit(config: ModelConfig, form: LowBitFormat) -> None:

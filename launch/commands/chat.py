@@ -22,7 +22,7 @@ from launch.config.paths import replaced
 from launch.errors import PacelineError
 from launch.interrupt import Interrupt, Interrupted, interrupt_flag
 from launch.run.inputs import stop_tokens_of, tokenizer_of
-from models.config import limits_of, read_config
+from models.config import longest_sequence, read_config
 from models.noise import noise_key
 
 EPOCH = -(10**6)  # shares no noise with training (0 and up) and held-out sets (-1 and down)
@@ -222,7 +222,7 @@ def _lines(terminal: bool) -> Iterator[str]:
 def _engine_options(config: Config) -> EngineOptions:
     """Return the run's engine options, for one request at a time, in one process on all cores."""
     options = config.rollout.engine
-    most = options.max_model_tokens or limits_of(read_config(config.model.path)).positions or options.kv_tokens
+    most = options.max_model_tokens or longest_sequence(read_config(config.model.path)) or options.kv_tokens
     whole = -(-most // options.block_tokens) * options.block_tokens
     return options.model_copy(
         update={

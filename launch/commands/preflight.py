@@ -22,7 +22,7 @@ from launch.config.environment import WRONG_HEAD, WRONG_SPECULATOR
 from launch.own_code import own_code_issues
 from launch.reward_functions import code_paths
 from launch.run.inputs import answer_of, stop_tokens_of, tokenizer_of, tools_of
-from models.config import ModelConfig, UnsupportedModelError, limits_of, read_config
+from models.config import ModelConfig, UnsupportedModelError, longest_sequence, read_config
 
 _ENGINE = ("model.path", "rollout.", "cluster.gpu")  # keys of engines
 RECORDS = 64  # of each file; all are read when the run starts, still before Ray
@@ -172,7 +172,7 @@ def _prompts(
             answer_of(config, tokenizer, prompts)
         except DataError as error:
             yield _issue("rollout.abort", error)
-    most = limits_of(read_config(config.model.path)).positions
+    most = longest_sequence(read_config(config.model.path))
     limit = config.rollout.engine.max_model_tokens or most
     if limit is None:
         return

@@ -31,7 +31,8 @@ from models.config import (
     ModelConfig,
     ModelConfigError,
     UnsupportedModelError,
-    limits_of,
+    attention_heads,
+    longest_sequence,
     ranks_fault,
     ranks_of,
     require_low_bit,
@@ -80,7 +81,7 @@ def _model(c: Config) -> Iterator[Issue]:
             own = FORMATS.get(c.speculation.self.format)  # auto and none fit any
             if own is not None and c.speculation.mode != "off":
                 yield from _dimensions(model, own, "rollout.speculation.self.format")
-        limits = limits_of(config)
+        heads, limit = attention_heads(config), longest_sequence(config)
     except ModelConfigError as error:
         others = "rollout.engine.backend=vllm runs others" if isinstance(error, UnsupportedModelError) else ""
         if others and c.rollout.quantization != "none":
@@ -89,8 +90,8 @@ def _model(c: Config) -> Iterator[Issue]:
         return
     if c.drafter.train or c.model.implementation == "native":
         yield from _of_ours(c, config)
-    yield from _ranks(c, config, limits.heads)
-    limit, asked = limits.positions, c.rollout.engine.max_model_tokens
+    yield from _ranks(c, config, heads)
+    asked = c.rollout.engine.max_model_tokens
     if asked is not None and limit is not None and asked > limit:
         yield Issue(
             "rollout.engine.max_model_tokens",

@@ -15,7 +15,8 @@ from models.config import (
     ModelConfig,
     ModelConfigError,
     UnsupportedModelError,
-    limits_of,
+    attention_heads,
+    longest_sequence,
 )
 from tests.models.families import CONFIGS
 
@@ -195,10 +196,10 @@ def test_missing_and_malformed_files(tmp_path: Path) -> None:
 def test_limits_are_known_of_any_architecture_that_says_them(
     change: dict[str, Any], limits: tuple[int | None, int | None]
 ) -> None:
-    found = limits_of(MINIMAL | change)
-    assert (found.positions, found.heads) == limits
+    config = MINIMAL | change
+    assert (longest_sequence(config), attention_heads(config)) == limits
 
 
 def test_limits_of_one_of_ours_that_is_not_usable_are_refused() -> None:
     with pytest.raises(ModelConfigError, match="num_attention_heads"):
-        limits_of(MINIMAL | {"num_attention_heads": 0})
+        attention_heads(MINIMAL | {"num_attention_heads": 0})
