@@ -156,20 +156,20 @@ class TokenBudget:
             assert options.share is not None  # BudgetOptions.on
             budget_tokens = options.share * usual * float(tokens.sum()) * self._costs.natural
         most = max(options.max_rollouts or 4 * usual, options.min_rollouts)
-        made = allocate(spread, tokens, budget_tokens, least=options.min_rollouts, most=most)
-        planned = float((made.counts * tokens).sum())
+        counts, price = allocate(spread, tokens, budget_tokens, least=options.min_rollouts, most=most)
+        planned = float((counts * tokens).sum())
         equal = np.full(len(prompt_ids), planned / float(tokens.sum()))
         return (
-            made.counts.tolist(),
-            made.price,
+            counts.tolist(),
+            price,
             {
                 "budget/tokens": budget_tokens,
                 "budget/planned_tokens": planned,
-                "budget/rollouts_min": float(made.counts.min()),
-                "budget/rollouts_mean": float(made.counts.mean()),
-                "budget/rollouts_max": float(made.counts.max()),
-                "budget/lambda": made.price,
-                "budget/variance": variance(spread, made.counts),
+                "budget/rollouts_min": float(counts.min()),
+                "budget/rollouts_mean": float(counts.mean()),
+                "budget/rollouts_max": float(counts.max()),
+                "budget/lambda": price,
+                "budget/variance": variance(spread, counts),
                 "budget/variance_uniform": variance(spread, equal),
                 "budget/bound": bound(spread, tokens),
                 "budget/spread_mean": float(spread.mean()),

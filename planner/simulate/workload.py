@@ -200,8 +200,8 @@ class Workload:
             if size is not None
             else (budget.share or 1.0) * asked.rollouts_per_prompt * float(tokens.sum()) * self._costs.natural
         )
-        found = allocate(spread, tokens, whole, least=budget.min_rollouts, most=max(most, budget.min_rollouts))
-        return [int(count) for count in found.counts], found.price
+        counts, price = allocate(spread, tokens, whole, least=budget.min_rollouts, most=max(most, budget.min_rollouts))
+        return [int(count) for count in counts], price
 
     def _cut(
         self, prompt: int, tokens: int, expected: float, late: int | None, keep: float, coin: NDArray[np.float64]

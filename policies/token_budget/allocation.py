@@ -5,7 +5,6 @@ The estimate of a prompt's gradient has a variance of spread^2 / n with n respon
 Source: DUET, theorem 1 (cost-weighted Neyman allocation) and equation (4).
 """
 
-from dataclasses import dataclass
 from heapq import heapify, heappop, heapreplace
 
 import numpy as np
@@ -17,17 +16,11 @@ _NO_SPREAD = 1e-6  # of the largest: the floor of spreads, so that a rest of the
 _HALVINGS = 128  # at most; the bracket reaches two neighbouring floats before
 
 
-@dataclass(frozen=True, slots=True)
-class Allocation:
-    """Whole responses per prompt."""
-
-    counts: NDArray[np.int64]  # [prompts]
-    price: float  # lambda: variance that the last response removes, per token
-
-
-def allocate(spread: Floats, tokens: Floats, budget_tokens: float, *, least: int, most: int) -> Allocation:
-    """Return the counts of least variance that cost `budget_tokens`: about spread / sqrt(price * tokens), in [least,
-    most].
+def allocate(
+    spread: Floats, tokens: Floats, budget_tokens: float, *, least: int, most: int
+) -> tuple[NDArray[np.int64], float]:
+    """Return the counts [prompts] of least variance that cost `budget_tokens`: about spread / sqrt(price * tokens), in
+    [least, most]. Also the price, lambda: the variance that the last response removes, per token.
 
     `spread`: [prompts], the standard deviation of one response's contribution, at least 0. `tokens`: [prompts], the
     expected cost of a response, above 0. Response n of a prompt reduces the variance by spread^2 / (n * (n - 1)). At a
@@ -44,7 +37,7 @@ def allocate(spread: Floats, tokens: Floats, budget_tokens: float, *, least: int
     if not (np.isfinite(spread).all() and np.isfinite(tokens).all() and (spread >= 0).all() and (tokens > 0).all()):
         raise ValueError("spreads must be finite and not negative, tokens finite and positive")
     if not spread.size:
-        return Allocation(np.zeros(0, np.int64), 0.0)
+        return np.zeros(0, np.int64), 0.0
     largest = float(spread.max())
     relative = spread / largest if largest else np.ones_like(spread)
     worth = np.maximum(relative, _NO_SPREAD) ** 2 / tokens  # benefit of response n, times n * (n - 1)
@@ -60,7 +53,7 @@ def allocate(spread: Floats, tokens: Floats, budget_tokens: float, *, least: int
             low = middle
     counts = _bought(worth, high, least, most)
     _spend(counts, worth, tokens, budget_tokens - float((counts * tokens).sum()), most)
-    return Allocation(counts, high * largest**2)
+    return counts, high * largest**2
 
 
 def _bought(worth: Floats, price: float, least: int, most: int) -> NDArray[np.int64]:

@@ -21,7 +21,7 @@ def best_keep(square: float, excess_tokens: float, price: float, responses: floa
     """Return the probability of least variance at a price, within [least, 1].
 
     `square`: M, of a late response. `excess_tokens`: c1. `price`: variance that a token is worth, for the sum of
-    spread^2 / n over prompts (allocation.Allocation.price). At 0, before any two rewards have differed, all continue,
+    spread^2 / n over prompts (allocation.allocate). At 0, before any two rewards have differed, all continue,
     since a late response may be the first right one. `responses`: n.
     """
     cost = price * excess_tokens

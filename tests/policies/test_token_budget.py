@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.token_budget.allocation import Allocation, allocate, bound, variance
+from policies.token_budget.allocation import allocate, bound, variance
 
 pytestmark = pytest.mark.timeout(120)
 
 
-def cost(made: Allocation, tokens: np.ndarray) -> float:
-    return float((made.counts * tokens).sum())
+def cost(counts: np.ndarray, tokens: np.ndarray) -> float:
+    return float((counts * tokens).sum())
 
 
 @st.composite
@@ -34,13 +34,13 @@ def test_the_cost_misses_the_budget_by_half_a_mean_length_at_most_unless_bounds_
     problem: tuple[np.ndarray, np.ndarray, float, int, int],
 ) -> None:
     spread, tokens, budget, least, most = problem
-    made = allocate(spread, tokens, budget, least=least, most=most)
-    assert ((least <= made.counts) & (made.counts <= most)).all()
-    assert np.array_equal(made.counts, allocate(spread, tokens, budget, least=least, most=most).counts)
-    off, half = cost(made, tokens) - budget, tokens.mean() / 2 * (1 + 1e-9)
+    counts, _ = allocate(spread, tokens, budget, least=least, most=most)
+    assert ((least <= counts) & (counts <= most)).all()
+    assert np.array_equal(counts, allocate(spread, tokens, budget, least=least, most=most)[0])
+    off, half = cost(counts, tokens) - budget, tokens.mean() / 2 * (1 + 1e-9)
     if off > half:
-        assert (made.counts == least).all()  # below the floor of the budget
-    short = made.counts[tokens <= tokens.mean()]
+        assert (counts == least).all()  # below the floor of the budget
+    short = counts[tokens <= tokens.mean()]
     if off < -half:
         assert (short == most).all()  # only responses longer than the mean could be bought, and none fits
 
@@ -50,10 +50,10 @@ def test_far_from_its_bounds_an_allocation_has_the_variance_of_theorem_1() -> No
     rng = np.random.default_rng(0)
     spread, tokens = rng.uniform(0.05, 0.5, 64), rng.lognormal(4, 0.8, 64)
     budget = 4000 * float(tokens.sum())
-    made = allocate(spread, tokens, budget, least=1, most=10**6)
+    counts, price = allocate(spread, tokens, budget, least=1, most=10**6)
     best = float((spread * np.sqrt(tokens)).sum()) ** 2 / budget / 64**2
-    assert variance(spread, made.counts) == pytest.approx(best, rel=1e-6)
-    assert np.allclose(made.counts, spread / np.sqrt(made.price * tokens), rtol=2e-3)
+    assert variance(spread, counts) == pytest.approx(best, rel=1e-6)
+    assert np.allclose(counts, spread / np.sqrt(price * tokens), rtol=2e-3)
     equal = variance(spread, np.full(64, 4000.0))
     assert best / equal == pytest.approx(1 - bound(spread, tokens), rel=1e-12)
 
@@ -67,13 +67,13 @@ def test_counts_of_few_prompts_are_the_best_of_all_whole_ones_of_their_cost() ->
         spread = rng.uniform(0.02, 0.5, size)
         tokens = np.full(size, 7.0) if case % 2 else rng.uniform(5, 60, size)
         budget = float(rng.uniform(2, 7)) * float(tokens.sum())
-        made = allocate(spread, tokens, budget, least=1, most=8)
+        counts, _ = allocate(spread, tokens, budget, least=1, most=8)
         every = np.array(list(product(range(1, 9), repeat=size)))
-        allowed = every[(every * tokens).sum(1) <= cost(made, tokens) + 1e-9]
+        allowed = every[(every * tokens).sum(1) <= cost(counts, tokens) + 1e-9]
         best = float((spread**2 / allowed).sum(1).min()) / size**2
         if case % 2:
-            assert variance(spread, made.counts) == pytest.approx(best, rel=1e-12)
-        losses.append(variance(spread, made.counts) / best - 1)
+            assert variance(spread, counts) == pytest.approx(best, rel=1e-12)
+        losses.append(variance(spread, counts) / best - 1)
     assert np.mean(losses) < 0.01
     assert max(losses) < 0.10
 
@@ -84,34 +84,34 @@ def test_of_two_prompts_the_one_with_more_spread_or_shorter_responses_gets_no_fe
     values: list[int], each: float
 ) -> None:
     by_spread, same = np.array(values) / 100, np.full(len(values), 20.0)  # no two a rounding error apart
-    counts = allocate(by_spread, same, each * same.sum(), least=2, most=32).counts
+    counts = allocate(by_spread, same, each * same.sum(), least=2, most=32)[0]
     assert all(counts[i] <= counts[j] for i, a in enumerate(values) for j, b in enumerate(values) if a < b)
     tokens = 10 + 100 * by_spread
-    counts = allocate(np.full(len(values), 0.4), tokens, each * tokens.sum(), least=2, most=32).counts
+    counts = allocate(np.full(len(values), 0.4), tokens, each * tokens.sum(), least=2, most=32)[0]
     assert all(counts[i] >= counts[j] for i, a in enumerate(values) for j, b in enumerate(values) if a < b)
 
 
 def test_equal_prompts_share_what_is_left_from_the_first_on_and_no_spread_is_like_equal_spread() -> None:
     nine = np.full(7, 9.0)
     for spread in (np.ones(7), np.zeros(7)):
-        made = allocate(spread, nine, 7 * 9 * 3.5, least=2, most=32)
-        assert made.counts.tolist() == [4, 4, 4, 4, 3, 3, 3]
+        counts, _ = allocate(spread, nine, 7 * 9 * 3.5, least=2, most=32)
+        assert counts.tolist() == [4, 4, 4, 4, 3, 3, 3]
 
 
 def test_more_tokens_never_mean_a_larger_variance() -> None:
     rng = np.random.default_rng(2)
     spread, tokens = rng.uniform(0, 0.5, 16), rng.lognormal(4, 0.6, 16)
-    made = [allocate(spread, tokens, b * tokens.sum(), least=2, most=32) for b in np.linspace(2, 32, 61)]
-    variances = [variance(spread, each.counts) for each in made]
+    made = [allocate(spread, tokens, b * tokens.sum(), least=2, most=32)[0] for b in np.linspace(2, 32, 61)]
+    variances = [variance(spread, each) for each in made]
     assert all(later <= earlier * 1.001 for earlier, later in pairwise(variances))
-    assert made[0].counts.tolist() == [2] * 16
-    assert made[-1].counts.tolist() == [32] * 16
+    assert made[0].tolist() == [2] * 16
+    assert made[-1].tolist() == [32] * 16
 
 
 def test_a_prompt_of_no_use_gets_the_least_and_what_others_cannot_use() -> None:
     spread, tokens = np.array([0.5, 0.5, 0.0]), np.full(3, 10.0)
-    assert allocate(spread, tokens, 200, least=2, most=32).counts.tolist() == [9, 9, 2]
-    assert allocate(spread, tokens, 200, least=2, most=8).counts.tolist() == [8, 8, 4]
+    assert allocate(spread, tokens, 200, least=2, most=32)[0].tolist() == [9, 9, 2]
+    assert allocate(spread, tokens, 200, least=2, most=8)[0].tolist() == [8, 8, 4]
 
 
 def test_what_cannot_be_allocated_is_refused() -> None:

@@ -52,8 +52,8 @@ def test_the_hopeless_are_given_up_and_what_carries_the_gradient_runs_on() -> No
 
 def test_without_a_budget_the_price_is_about_that_of_a_budget_of_as_much() -> None:
     spread, tokens = np.full(16, 0.4), np.full(16, 50.0)
-    made = allocate(spread, tokens, 16.0 * 16 * 50, least=2, most=64)
-    assert price_of_equal(spread.tolist(), tokens.tolist(), 16) == pytest.approx(made.price, rel=0.08)
+    _, price = allocate(spread, tokens, 16.0 * 16 * 50, least=2, most=64)
+    assert price_of_equal(spread.tolist(), tokens.tolist(), 16) == pytest.approx(price, rel=0.08)
 
 
 def test_late_responses_are_remembered_by_prompt_and_fall_back_to_the_pool() -> None:
