@@ -60,17 +60,6 @@ class WeightsSending:
 
 
 @dataclass(frozen=True, slots=True)
-class StepUnderWay:
-    """A running RL step of the learner.
-
-    `result` waits for it, and raises the errors of `train_step`. `ended` returns at once whether a rank has answered or
-    is lost."""
-
-    result: Callable[[], StepResult]
-    ended: Callable[[], bool] = lambda: False
-
-
-@dataclass(frozen=True, slots=True)
 class RanksAwaited:
     """Event: a group is starting, and not all of its ranks are up yet."""
 
@@ -123,6 +112,8 @@ class LearnerGroup:
         self.delta: PublishedDelta | None = None  # of the last published weights
         self._rests: bool | None = None  # whether to free the optimizer's state too; None: no rest requested yet
         self._rested = False
+        self._step, self._step_s = "", 0.0  # the step that was started last: its name for messages, and when
+        self._step_refs: list[Any] = []  # answers of the ranks to it
         size = learner.ranks
         self._places = [Place("?", "?", 0)] * size
         remote = ray.remote(LearnerRank)
@@ -198,20 +189,23 @@ class LearnerGroup:
     def train_step(self, sequences: Sequence[TrainSequence], step: int = 0, *, asked: int | None = None) -> StepResult:
         """Run one RL step on these sequences, in this order. `step` is for error messages only. `asked`: number of
         responses requested in it, trained on or not; required by aggregation fixed_mean_token_sum_norm."""
-        return self.begin_step(sequences, step, asked=asked).result()
+        self.begin_step(sequences, step, asked=asked)
+        return self.step_result()
 
-    def begin_step(
-        self, sequences: Sequence[TrainSequence], step: int = 0, *, asked: int | None = None
-    ) -> StepUnderWay:
-        """Start `train_step` without waiting. Call no other method of the learner before its `result`."""
-        shared, name, begun_s = ray.put(list(sequences)), f"train_step {step}", time.monotonic()
-        refs = self._begin(name, "train_step", shared, asked)
+    def begin_step(self, sequences: Sequence[TrainSequence], step: int = 0, *, asked: int | None = None) -> None:
+        """Start `train_step` without waiting. Call no other method of the learner before `step_result`."""
+        shared, self._step, self._step_s = ray.put(list(sequences)), f"train_step {step}", time.monotonic()
+        self._step_refs = self._begin(self._step, "train_step", shared, asked)
 
-        def result() -> StepResult:
-            first: StepResult = self._wait(name, self._timeout_s, refs, begun_s)[0]
-            return first
+    def step_result(self) -> StepResult:
+        """Wait for the step that `begin_step` has started. Raises the errors of `train_step`."""
+        first: StepResult = self._wait(self._step, self._timeout_s, self._step_refs, self._step_s)[0]
+        return first
 
-        return StepUnderWay(result, lambda: bool(ray.wait(refs, num_returns=1, timeout=0, fetch_local=False)[0]))
+    @property
+    def step_ended(self) -> bool:
+        """Whether a rank has answered the started step, or is lost."""
+        return bool(ray.wait(self._step_refs, num_returns=1, timeout=0, fetch_local=False)[0])
 
     def reference_kl(self, sequences: Sequence[TrainSequence], step: int = 0) -> list[NDArray[np.float32]]:
         """Return the KL to the reference of every response token under the current weights, by the estimator

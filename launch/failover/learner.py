@@ -19,7 +19,7 @@ import ray
 from numpy.typing import NDArray
 
 from actors.learner import PublishedDelta
-from actors.learner_group import STARTING, LearnerGroup, StepUnderWay
+from actors.learner_group import STARTING, LearnerGroup
 from actors.training.checkpoint import CheckpointError
 from actors.training.errors import LearnerLostError
 from config.learner import OptimizerOptions
@@ -70,17 +70,18 @@ class _Step:
     """A step that the learner works on, with whichever group exists."""
 
     def __init__(self, sequences: Sequence[TrainSequence], step: int, asked: int | None) -> None:
-        self._sequences, self._step, self._asked = sequences, step, asked
-        self._begun: tuple[LearnerGroup, StepUnderWay] | None = None
+        self.sequences, self.step, self.asked = sequences, step, asked
+        self._group: LearnerGroup | None = None  # which works on it
 
-    def of(self, group: LearnerGroup) -> StepUnderWay:
-        """Return the step on `group`. It is begun again if it was begun with another group."""
-        if self._begun is None or self._begun[0] is not group:
-            self._begun = group, group.begin_step(self._sequences, self._step, asked=self._asked)
-        return self._begun[1]
+    def begin(self, group: LearnerGroup) -> None:
+        """Begin it, unless `group` works on it already."""
+        if self._group is not group:
+            group.begin_step(self.sequences, self.step, asked=self.asked)
+            self._group = group
 
-    def result_of(self, group: LearnerGroup) -> StepResult:
-        return self.of(group).result()
+    def result(self, group: LearnerGroup) -> StepResult:
+        self.begin(group)
+        return group.step_result()
 
 
 class FailoverLearner:
@@ -199,36 +200,35 @@ class FailoverLearner:
         return found
 
     def train_step(self, sequences: Sequence[TrainSequence], step: int = 0, *, asked: int | None = None) -> StepResult:
-        return self.begin_step(sequences, step, asked=asked).result()
+        self.begin_step(sequences, step, asked=asked)
+        return self.step_result()
 
-    def begin_step(
-        self, sequences: Sequence[TrainSequence], step: int = 0, *, asked: int | None = None
-    ) -> StepUnderWay:
-        """See LearnerGroup. If the group is lost, it is made again and the step begun again when `result` or `renew` is
-        called."""
-        self._step = under_way = _Step(sequences, step, asked)
-
-        def result() -> StepResult:
-            try:
-                found = self.call(under_way.result_of)
-            finally:
-                self._step = None
-            self._updates += 1
-            self._keep(step, sequences, asked, found)
-            return found
-
+    def begin_step(self, sequences: Sequence[TrainSequence], step: int = 0, *, asked: int | None = None) -> None:
+        """See LearnerGroup. If the group is lost, it is made again and the step begun again when `step_result`, `renew`
+        or `mend` is called."""
+        self._step = _Step(sequences, step, asked)
         try:
-            self.call(under_way.of)
+            self.call(self._step.begin)
         except BaseException:
             self._step = None
             raise
-        return StepUnderWay(result)
 
-    def _keep(self, step: int, sequences: Sequence[TrainSequence], asked: int | None, result: StepResult) -> None:
+    def step_result(self) -> StepResult:
+        step = self._step
+        assert step is not None, "begin_step comes first"
+        try:
+            found = self.call(step.result)
+        finally:
+            self._step = None
+        self._updates += 1
+        self._keep(step, found)
+        return found
+
+    def _keep(self, step: _Step, result: StepResult) -> None:
         if not self._max_restarts or self._unkept:
             return
         try:
-            self._kept.add(step, sequences, asked, result)
+            self._kept.add(step.step, step.sequences, step.asked, result)
         except OSError as error:
             self._kept.clear()
             self._unkept = f"what it was given since the last checkpoint was not kept: {error}"
@@ -259,10 +259,10 @@ class FailoverLearner:
 
             def look(group: LearnerGroup) -> None:
                 nonlocal working
-                step = under_way.of(group)
-                if working := restarts != self._restarts or not step.ended():
+                under_way.begin(group)
+                if working := restarts != self._restarts or not group.step_ended:
                     return
-                step.result()
+                group.step_result()
 
             self.call(look)
             return working
@@ -288,7 +288,7 @@ class FailoverLearner:
             if group.lost():
                 group.check()
             if under_way is not None:
-                under_way.of(group)
+                under_way.begin(group)
 
         self.call(look)
 

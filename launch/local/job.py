@@ -21,7 +21,6 @@ from actors.engine.process import NO_SPECULATION
 from actors.engine.wire import Start
 from actors.environments.host import EnvironmentHost
 from actors.learner import PublishedDelta
-from actors.learner_group import StepUnderWay
 from actors.loop import Look
 from actors.observer import UNOBSERVED, RunObserver
 from actors.rewards import build
@@ -90,11 +89,12 @@ class LocalLearner:
     def train_step(self, sequences: Sequence[TrainSequence], step: int = 0, *, asked: int | None = None) -> StepResult:
         return self._trainer.rl_step(sequences, temperature=self._temperature, asked=asked)
 
-    def begin_step(
-        self, sequences: Sequence[TrainSequence], step: int = 0, *, asked: int | None = None
-    ) -> StepUnderWay:
+    def begin_step(self, sequences: Sequence[TrainSequence], step: int = 0, *, asked: int | None = None) -> None:
         """The work is done when its result is requested, so overlapping sampling began before."""
-        return StepUnderWay(lambda: self.train_step(sequences, step, asked=asked))
+        self._sequences, self._asked = sequences, asked
+
+    def step_result(self) -> StepResult:
+        return self.train_step(self._sequences, asked=self._asked)
 
     def sft_step(self, demonstrations: Sequence[Demonstration]) -> StepResult:
         return self._trainer.sft_step(demonstrations)

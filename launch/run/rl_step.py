@@ -6,7 +6,6 @@ import time
 
 import numpy as np
 
-from actors.learner_group import StepUnderWay
 from contracts.training import StepResult, TrainSequence
 from launch.batch import Batch
 from launch.errors import PacelineError
@@ -85,11 +84,11 @@ def learn(job: Job, sequences: list[TrainSequence], step: int, asked: int, notes
         notes.groups |= metrics
     boundary, job.boundary = job.boundary, None
     try:
-        under_way = job.learner.begin_step(sequences, step, asked=asked)
+        job.learner.begin_step(sequences, step, asked=asked)
         if config.rollout.staleness and step < config.run.steps:
             notes.ahead = sample(job, step + 1, first_id=notes.requests, to_the_end=True)  # of the same weights
             notes.sampled += notes.ahead
-        result = learned(job, under_way)
+        result = learned(job)
     except Exception:
         if job.learner.rewind():
             job.boundary = boundary
@@ -185,9 +184,9 @@ def require_some(collected: Round, step: int) -> None:
     )
 
 
-def learned(job: Job, under_way: StepUnderWay) -> StepResult:
+def learned(job: Job) -> StepResult:
     """Return the learner's result, drawn on the timeline. An empty batch (every group dropped) changes nothing."""
-    result = under_way.result()
+    result = job.learner.step_result()
     begin_s = result.started_s
     for phase, seconds in result.seconds.items():
         if seconds > 0:

@@ -4,6 +4,7 @@ import json
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from actors.learner import Place
-from actors.learner_group import RanksAwaited, StepUnderWay
+from actors.learner_group import RanksAwaited
 from actors.loop import EventLoop, Look
 from actors.training.errors import LearnerLostError, LossKind
 from contracts.training import StepResult, TrainSequence
@@ -127,8 +128,15 @@ class Group:
         result: StepResult = self.ask(f"train_step {step}", do)
         return result
 
-    def begin_step(self, sequences: list[TrainSequence], step: int, *, asked: int | None) -> StepUnderWay:
-        return StepUnderWay(lambda: self.train_step(sequences, step, asked=asked), lambda: self.world.ended)
+    def begin_step(self, sequences: list[TrainSequence], step: int, *, asked: int | None) -> None:
+        self.begun = partial(self.train_step, sequences, step, asked=asked)
+
+    def step_result(self) -> StepResult:
+        return self.begun()
+
+    @property
+    def step_ended(self) -> bool:
+        return self.world.ended
 
     def publish(self, version: int, *, masters: bool = False, delta_share: float = 0.0) -> tuple[WeightsManifest, Any]:
         found: tuple[WeightsManifest, Any] = self.ask(

@@ -84,14 +84,14 @@ def test_a_step_that_a_lost_rank_worked_on_is_begun_again_with_the_group(tmp_pat
     with made(world, tmp_path, []) as learner:
         learner.begin(None, 9)
         learner.train_step(sequences(1), 1)
-        under_way = learner.begin_step(sequences(2), 2)
+        learner.begin_step(sequences(2), 2)
         world.groups[0].has_ended = True
         assert asks(learner)
         learner.mend()
         step: Any = learner._step
-        assert step._begun[0] is world.groups[1]
+        assert step._group is world.groups[1]
         assert not asks(learner)
-        assert under_way.result().losses
+        assert learner.step_result().losses
         assert len(world.groups) == 2
         assert len(learner._kept) == 2
 

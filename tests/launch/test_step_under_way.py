@@ -14,13 +14,13 @@ def test_a_group_that_is_lost_while_others_sample_is_made_again_for_whoever_need
         learner.train_step(sequences(1), 1)
         checksum = learner.publish(1)[0].checksum
         assert not learner.busy
-        under_way = learner.begin_step(sequences(2), 2)
+        learner.begin_step(sequences(2), 2)
         assert learner.renew(), "the rank may be well: nobody may ask it while it works"
         assert world.renewed() == []
         world.ended, world.losses = True, {len(world.calls): False}
         assert learner.renew()
         assert [event.manifest.checksum for event in world.renewed()] == [checksum]
-        once_more = under_way.result()
+        once_more = learner.step_result()
         assert not learner.busy
         assert [len(world.groups), len(learner._kept)] == [2, 2]
     alone = World()
