@@ -26,11 +26,7 @@ _Share = Annotated[float, Field(ge=0, le=1)]
 FORMATS = ("w4a16", "w8a8", "fp8", "w4a8")
 
 
-class _Section(BaseModel, frozen=True, extra="forbid"):
-    pass
-
-
-class ModelShape(_Section, frozen=True):
+class ModelShape(BaseModel, frozen=True, extra="forbid"):
     """The counts of a decoder-only transformer."""
 
     vocab_size: int = Field(ge=1)
@@ -46,7 +42,7 @@ class ModelShape(_Section, frozen=True):
     item_bytes: Literal[2, 4] = 2
 
 
-class FleetShape(_Section, frozen=True):
+class FleetShape(BaseModel, frozen=True, extra="forbid"):
     """Machines. Workers are rollout instances of `gpus_per_worker` GPUs, never across nodes."""
 
     nodes: Annotated[int, Field(ge=1, le=65536, description="that roll out; with colocated, that learn as well")] = 8
@@ -73,7 +69,7 @@ class FleetShape(_Section, frozen=True):
         return self.nodes * self.workers_per_node
 
 
-class Lengths(_Section, frozen=True):
+class Lengths(BaseModel, frozen=True, extra="forbid"):
     """Response lengths in tokens: lognormal with a share that reaches the limit, or given ones by prompt."""
 
     median: Annotated[_Positive, Field(description="lognormal")] = 1000.0
@@ -89,7 +85,7 @@ class Lengths(_Section, frozen=True):
     ] = None
 
 
-class WorkloadOptions(_Section, frozen=True):
+class WorkloadOptions(BaseModel, frozen=True, extra="forbid"):
     """The requests of an RL step."""
 
     steps: Annotated[int, Field(ge=1, le=100_000, description="RL steps, unless hours end the run")] = 4
@@ -104,7 +100,7 @@ class WorkloadOptions(_Section, frozen=True):
     probe_first: Annotated[bool, Field(description="rollout.probe_first")] = False
 
 
-class EngineScenario(_Section, frozen=True):
+class EngineScenario(BaseModel, frozen=True, extra="forbid"):
     """A rollout engine."""
 
     max_running: Annotated[int, Field(ge=1, description="requests that decode at once")] = 128
@@ -113,7 +109,7 @@ class EngineScenario(_Section, frozen=True):
     prefill_tokens_s: Annotated[_Positive | None, Field(description="null: by the costs below")] = None
 
 
-class PassPrices(_Section, frozen=True):
+class PassPrices(BaseModel, frozen=True, extra="forbid"):
     """The cost of engine steps and drafts."""
 
     source: Literal["roofline", "calibration", "sweep", "table"] = "roofline"
@@ -132,7 +128,7 @@ class PassPrices(_Section, frozen=True):
     ] = ()
 
 
-class Acceptance(_Section, frozen=True):
+class Acceptance(BaseModel, frozen=True, extra="forbid"):
     """Acceptance of one freshly trained drafter: P that a drafted token is accepted if all before it were."""
 
     per_token: Annotated[float, Field(ge=0, lt=1)] = 0.7
@@ -140,7 +136,7 @@ class Acceptance(_Section, frozen=True):
     speaks: Annotated[_Share, Field(description="share of steps in which it has something to say")] = 1.0
 
 
-class SpotTraining(_Section, frozen=True):
+class SpotTraining(BaseModel, frozen=True, extra="forbid"):
     """Drafter training on idle workers, and its effect."""
 
     enabled: bool = False
@@ -160,7 +156,7 @@ def _known(drafter: str) -> None:
         raise ValueError(f"no drafter is called {drafter!r}; {meant}")
 
 
-class Speculation(_Section, frozen=True):
+class Speculation(BaseModel, frozen=True, extra="forbid"):
     """How engines draft."""
 
     mode: Annotated[
@@ -200,7 +196,7 @@ class Speculation(_Section, frozen=True):
         return tuple(Strategy.parse(text) for text in self.strategies)
 
 
-class EarlyScenario(_Section, frozen=True):
+class EarlyScenario(BaseModel, frozen=True, extra="forbid"):
     """Idle workers sample the next RL step early (rollout.lookahead)."""
 
     enabled: bool = False
@@ -209,7 +205,7 @@ class EarlyScenario(_Section, frozen=True):
     )
 
 
-class Learning(_Section, frozen=True):
+class Learning(BaseModel, frozen=True, extra="forbid"):
     """The other phases of a step."""
 
     tokens_s: Annotated[_Positive | None, Field(description="prompt and response; null: by the roofline")] = None
@@ -227,7 +223,7 @@ class Learning(_Section, frozen=True):
     load_s: Annotated[_Seconds, Field(description="of a checkpoint")] = 30.0
 
 
-class Spot(_Section, frozen=True):
+class Spot(BaseModel, frozen=True, extra="forbid"):
     """Rollout nodes that are lost and replaced."""
 
     interruptions_per_hour: Annotated[_Seconds, Field(description="of the whole cluster, Poisson")] = 0.0
@@ -244,7 +240,7 @@ class Spot(_Section, frozen=True):
     load_s: Annotated[_Seconds, Field(description="of the present weights")] = 20.0
 
 
-class Prices(_Section, frozen=True):
+class Prices(BaseModel, frozen=True, extra="forbid"):
     """Price of a GPU-hour, in any currency."""
 
     on_demand: Annotated[_Positive, Field(description="of the learner's nodes")] = 4.0
@@ -253,7 +249,7 @@ class Prices(_Section, frozen=True):
     ] = 1.6
 
 
-class Scenario(_Section, frozen=True):
+class Scenario(BaseModel, frozen=True, extra="forbid"):
     """The whole scenario."""
 
     name: str = "scenario"
