@@ -5,7 +5,6 @@ Owns the conversation and its output. One native engine in this process, without
 
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from actors.data.templates import Template, make_template
 from actors.data.tokenizers import Tokenizer
@@ -138,28 +137,24 @@ class Pieces:
         return str(self._tokenizer.decode(tokens, skip_special_tokens=True))
 
 
-@dataclass(frozen=True, slots=True)
-class _Screen:
-    """Prints answers to stdout, everything else to stderr."""
+def _note(text: str) -> None:
+    """Print to stderr what is not an answer."""
+    dim, plain = ("\x1b[2m", "\x1b[0m") if sys.stderr.isatty() else ("", "")
+    print(f"{dim}{text}{plain}", file=sys.stderr, flush=True)
 
-    terminal: bool
 
-    def note(self, text: str) -> None:
-        dim, plain = ("\x1b[2m", "\x1b[0m") if sys.stderr.isatty() else ("", "")
-        print(f"{dim}{text}{plain}", file=sys.stderr, flush=True)
-
-    def answer(self, chat: Chat, prompt: str) -> None:
-        """Print the answer as it arrives. Raises Interrupted; on a terminal Ctrl-C only ends the answer."""
-        with interrupt_flag() as interrupt:
-            for piece in chat.answer(prompt, interrupt):
-                if isinstance(piece, str):
-                    print(piece, end="", flush=True)
-                    continue
-                print(flush=True)
-                if why := chat.cut(piece):
-                    self.note(f"[{why}]")
-        if interrupt and not (self.terminal and interrupt.signal_name == "SIGINT"):
-            raise Interrupted(interrupt.signal_name)
+def _answer(model: Chat, prompt: str, *, terminal: bool) -> None:
+    """Print the answer as it arrives. Raises Interrupted; on a terminal Ctrl-C only ends the answer."""
+    with interrupt_flag() as interrupt:
+        for piece in model.answer(prompt, interrupt):
+            if isinstance(piece, str):
+                print(piece, end="", flush=True)
+                continue
+            print(flush=True)
+            if why := model.cut(piece):
+                _note(f"[{why}]")
+    if interrupt and not (terminal and interrupt.signal_name == "SIGINT"):
+        raise Interrupted(interrupt.signal_name)
 
 
 def chat(
@@ -177,21 +172,21 @@ def chat(
     for name, value in (("temperature", temperature), ("max_new_tokens", max_new_tokens)):
         if value is not None:
             config = replaced(config, f"rollout.sampling.{name}", value)
-    screen = _Screen(terminal=prompt is None and sys.stdin.isatty())
+    terminal = prompt is None and sys.stdin.isatty()
     model = Chat(config, single=single)
     if prompt is not None:
-        screen.answer(model, prompt)
+        _answer(model, prompt, terminal=terminal)
         return
-    if screen.terminal:
-        screen.note(_greeting(config, what, model))
-    for line in _lines(screen.terminal):
+    if terminal:
+        _note(_greeting(config, what, model))
+    for line in _lines(terminal):
         if line == NEW:
             model.new()
         elif line:
             try:
-                screen.answer(model, line)
+                _answer(model, line, terminal=terminal)
             except PacelineError as error:
-                screen.note(f"[{error.message}: {error.remedy}]")
+                _note(f"[{error.message}: {error.remedy}]")
 
 
 def _greeting(config: Config, what: str, model: Chat) -> str:
