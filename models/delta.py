@@ -36,7 +36,9 @@ class DeltaError(ValueError):
     """The delta does not lead from the held buffer to the wanted one. Remedy: load the whole buffer."""
 
 
-class _Form(IntEnum):
+class Form(IntEnum):
+    """How the positions of changes are written: distances in 8 or 16 bits, a bit per element, or everything."""
+
     SAME = 0
     GAPS8 = 1
     GAPS16 = 2
@@ -66,7 +68,7 @@ class _Part:
 
 @dataclass(frozen=True, slots=True)
 class _Encoded:
-    form: _Form
+    form: Form
     changed: int
     positions: NDArray[Any]
     values: NDArray[Any]
@@ -149,7 +151,7 @@ def apply(delta: Bytes, wanted: WeightsManifest, held: WeightsManifest, buffer: 
 
     def one(number: int) -> None:
         form, changed, position_bytes, _ = (int(word) for word in table[number])
-        if form == _Form.SAME:
+        if form == Form.SAME:
             return
         body = delta[starts[number] : ends[number]]
         _decode(form, changed, body[:position_bytes], body[position_bytes:], parts[number].of(buffer))
@@ -186,24 +188,24 @@ def _encode(old: NDArray[Any], new: NDArray[Any]) -> _Encoded:
     changed = int(np.count_nonzero(differs))
     item = new.itemsize
     if not changed:
-        return _Encoded(_Form.SAME, 0, _NONE, _NONE)
+        return _Encoded(Form.SAME, 0, _NONE, _NONE)
     bitmap, saved = -(-new.size // 8), (new.size - changed) * item
     if bitmap < changed:  # gaps take at least one byte each
         if bitmap >= saved:
-            return _Encoded(_Form.WHOLE, new.size, _NONE, new)
-        return _Encoded(_Form.BITMAP, changed, np.packbits(differs), new[differs])
+            return _Encoded(Form.WHOLE, new.size, _NONE, new)
+        return _Encoded(Form.BITMAP, changed, np.packbits(differs), new[differs])
     at = np.flatnonzero(differs)
     gaps = np.diff(at, prepend=-1) - 1
-    sizes = {_Form.BITMAP: bitmap, _Form.WHOLE: saved}
-    sizes[_Form.GAPS8] = changed + int((gaps // 255).sum())
-    sizes[_Form.GAPS16] = 2 * (changed + int((gaps // 65535).sum()))
+    sizes = {Form.BITMAP: bitmap, Form.WHOLE: saved}
+    sizes[Form.GAPS8] = changed + int((gaps // 255).sum())
+    sizes[Form.GAPS16] = 2 * (changed + int((gaps // 65535).sum()))
     match min(sizes, key=lambda form: (sizes[form], form)):
-        case _Form.WHOLE:
-            return _Encoded(_Form.WHOLE, new.size, _NONE, new)
-        case _Form.BITMAP:
-            return _Encoded(_Form.BITMAP, changed, np.packbits(differs), new[at])
+        case Form.WHOLE:
+            return _Encoded(Form.WHOLE, new.size, _NONE, new)
+        case Form.BITMAP:
+            return _Encoded(Form.BITMAP, changed, np.packbits(differs), new[at])
         case form:
-            return _Encoded(form, changed, _coded(gaps, np.dtype("u1" if form is _Form.GAPS8 else "<u2")), new[at])
+            return _Encoded(form, changed, _coded(gaps, np.dtype("u1" if form is Form.GAPS8 else "<u2")), new[at])
 
 
 def _coded(gaps: "NDArray[np.int64]", word: np.dtype[Any]) -> NDArray[Any]:
@@ -223,19 +225,19 @@ def _decode(form: int, changed: int, positions: Bytes, values: Bytes, target: ND
         raise DeltaError(f"{values.size} bytes came for {changed} elements of {item} bytes")
     new = np.frombuffer(values.tobytes(), target.dtype)  # it may start at any byte
     match form:
-        case _Form.WHOLE:
+        case Form.WHOLE:
             if changed != target.size or positions.size:
                 raise DeltaError(f"{changed} elements came for all {target.size}")
             target[:] = new
-        case _Form.BITMAP:
+        case Form.BITMAP:
             if positions.size != -(-target.size // 8):
                 raise DeltaError(f"a bitmap of {positions.size} bytes came for {target.size} elements")
             differs = np.unpackbits(positions, count=target.size).view(bool)
             if np.count_nonzero(differs) != changed:
                 raise DeltaError(f"the bitmap has not {changed} elements")
             target[differs] = new
-        case _Form.GAPS8 | _Form.GAPS16:
-            word = np.dtype("u1" if form == _Form.GAPS8 else "<u2")
+        case Form.GAPS8 | Form.GAPS16:
+            word = np.dtype("u1" if form == Form.GAPS8 else "<u2")
             if positions.size % word.itemsize:
                 raise DeltaError(f"{positions.size} bytes are no whole number of words")
             words = np.frombuffer(positions.tobytes(), word)

@@ -11,12 +11,12 @@ are of whole buffers in host memory.
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 
 import torch
 from torch import Tensor
 
 from contracts.handoff import HandOffError
+from models.delta import Form
 from models.manifest import ITEM_BYTES, TensorSpec
 from models.pieces import PieceSums, in_pieces
 
@@ -24,15 +24,8 @@ _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # by bytes of an elem
 ROW_WORDS = 3
 
 
-class _PieceForm(IntEnum):
-    SAME = 0
-    GAPS8 = 1
-    GAPS16 = 2
-    WHOLE = 3
-
-
-_FORMS = frozenset(_PieceForm)
-_MOST = {_PieceForm.GAPS8: 255, _PieceForm.GAPS16: 65535}
+_FORMS = frozenset(Form) - {Form.BITMAP}  # those of a piece
+_MOST = {Form.GAPS8: 255, Form.GAPS16: 65535}
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,26 +141,25 @@ def _row(was: Tensor, now: Tensor) -> tuple[int, int, Tensor, Tensor]:
     at = (was != now).nonzero().view(-1)
     changed, saved = at.numel(), (now.numel() - at.numel()) * now.element_size()
     if not changed:
-        return _PieceForm.SAME, 0, nothing, nothing
+        return Form.SAME, 0, nothing, nothing
     if changed < saved:  # positions take at least one byte each
         gaps = at.diff(prepend=at.new_full((1,), -1)) - 1
         sizes = {
-            form: (1 + (form is _PieceForm.GAPS16)) * (changed + int((gaps // most).sum()))
-            for form, most in _MOST.items()
+            form: (1 + (form is Form.GAPS16)) * (changed + int((gaps // most).sum())) for form, most in _MOST.items()
         }
         form = min(sizes, key=lambda form: sizes[form])
         if sizes[form] < saved:
             return form, changed, _coded(gaps, form), now[at].view(torch.uint8)
-    return _PieceForm.WHOLE, now.numel(), nothing, now.view(torch.uint8)
+    return Form.WHOLE, now.numel(), nothing, now.view(torch.uint8)
 
 
-def _coded(gaps: Tensor, form: _PieceForm) -> Tensor:
+def _coded(gaps: Tensor, form: Form) -> Tensor:
     """Encode each gap as copies of the largest word, then the remainder, which is smaller than the largest word."""
     most = _MOST[form]
     ends = (gaps // most + 1).cumsum(0) - 1
     out = torch.full((int(ends[-1]) + 1,), most, dtype=torch.int32, device=gaps.device)
     out[ends] = (gaps % most).int()
-    return out.to(torch.uint8 if form is _PieceForm.GAPS8 else torch.int16).view(torch.uint8)
+    return out.to(torch.uint8 if form is Form.GAPS8 else torch.int16).view(torch.uint8)
 
 
 class Changer:
@@ -187,11 +179,7 @@ class Changer:
         size = 0
         for cut, (form, changed, positions) in self._rows(number, header):
             values = changed * self._layout.item_bytes(cut)
-            sound = (
-                form in _FORMS
-                and min(positions, changed) >= 0
-                and (form != _PieceForm.SAME or positions + changed == 0)
-            )
+            sound = form in _FORMS and min(positions, changed) >= 0 and (form != Form.SAME or positions + changed == 0)
             if not sound or positions + values > cut.high - cut.low:
                 raise HandOffError(f"the changes of piece {number} are damaged")
             size += positions + values
@@ -206,17 +194,17 @@ class Changer:
             positions = body[at : at + position_bytes]
             values = body[at + position_bytes : at + position_bytes + changed * item]
             at += position_bytes + changed * item
-            if form == _PieceForm.SAME:
+            if form == Form.SAME:
                 continue
             first = self._layout.specs[cut.number].offset_bytes
             target = self._flat[cut.number][cut.low - first : cut.high - first].view(_WORDS[item])
             new = values.to(target.device).clone().view(_WORDS[item])  # it may start at any byte
-            if form == _PieceForm.WHOLE:
+            if form == Form.WHOLE:
                 if new.numel() != target.numel():
                     raise HandOffError(f"{new.numel()} elements came for all {target.numel()}")
                 target.copy_(new)
                 continue
-            target[_places(_PieceForm(form), positions.to(target.device), changed, target.numel())] = new
+            target[_places(Form(form), positions.to(target.device), changed, target.numel())] = new
 
     def checksum(self) -> int:
         """Return the checksum of the buffer that the tensors make."""
@@ -232,10 +220,10 @@ class Changer:
         return zip(self._layout.cuts(number), rows, strict=True)
 
 
-def _places(form: _PieceForm, positions: Tensor, changed: int, count: int) -> Tensor:
+def _places(form: Form, positions: Tensor, changed: int, count: int) -> Tensor:
     """Return the indices of the `changed` elements, int64. Raises HandOffError for another number of them, or one that
     is not below `count`."""
-    short = form is _PieceForm.GAPS8
+    short = form is Form.GAPS8
     words = positions.long() if short else positions.clone().view(torch.int16).long() & 0xFFFF
     ends = (words != _MOST[form]).nonzero().view(-1)
     at = words.cumsum(0)[ends] + torch.arange(ends.numel(), device=ends.device)
