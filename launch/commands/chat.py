@@ -8,7 +8,6 @@ from collections.abc import Iterator
 
 from actors.data.templates import Template, make_template
 from actors.data.tokenizers import Tokenizer
-from actors.engine.core import EngineCore
 from actors.engine.native.core import build
 from actors.engine.wire import Start
 from config.rollout import EngineOptions
@@ -44,7 +43,7 @@ class Chat:
         self._messages: list[dict[str, str]] = []
         self._asked = 0  # prompts in all conversations; each gets its own noise
         options = _engine_options(config)
-        self._engine: EngineCore = build(
+        self._engine = build(
             Start(
                 model=config.model,
                 options=options,

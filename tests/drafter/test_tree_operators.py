@@ -39,22 +39,23 @@ def assert_grows_as_in_the_arrays(
     newest: torch.Tensor | None = None
     paths: torch.Tensor | None = None
     for _ in range(1, levels):
-        best, parent_rows = best_of_level(nodes, first, k, mask.shape[1])
+        chosen, parent_rows = best_of_level(nodes, first, k, mask.shape[1])
         mask = grown_mask(mask, parent_rows)
-        tokens = np.concatenate((tokens, nodes.tokens[every, best]), axis=1)
+        tokens = np.concatenate((tokens, nodes.tokens[every, chosen]), axis=1)
         hidden = np.concatenate((hidden, outputs[every, np.maximum(parent_rows, 0)]), axis=1)
         level = map(torch.from_numpy, drawn)
         *fed, newest, paths = feed(*level, newest, paths, first, k, torch.from_numpy(outputs), *fed, *noted)
-        np.testing.assert_array_equal(newest.numpy(), best)
-        np.testing.assert_array_equal(paths.numpy(), nodes.scores[every, best])
+        np.testing.assert_array_equal(newest.numpy(), chosen)
+        np.testing.assert_array_equal(paths.numpy(), nodes.scores[every, chosen])
         np.testing.assert_array_equal(fed[0].numpy(), tokens)
         np.testing.assert_array_equal(fed[1].numpy(), hidden)
         np.testing.assert_array_equal(fed[2].numpy(), mask.astype(np.uint8))
         outputs = rng.normal(size=(requests, mask.shape[1], width)).astype(np.float32)
         drawn = rng.integers(0, 1000, (requests * k, k)), some_scores(rng, (requests * k, k), coarse)
         first = nodes.tokens.shape[1]
-        scores = drawn[1].reshape(requests, k, k) + nodes.scores[every, best][:, :, None]
-        nodes = nodes.extended(drawn[0].reshape(requests, -1), np.repeat(best, k, axis=1), scores.reshape(requests, -1))
+        scores = drawn[1].reshape(requests, k, k) + nodes.scores[every, chosen][:, :, None]
+        parents = np.repeat(chosen, k, axis=1)
+        nodes = nodes.extended(drawn[0].reshape(requests, -1), parents, scores.reshape(requests, -1))
     count = min(verified, total)
     expected_tokens, expected_parents, known = best_nodes(nodes, count)
     found = (
