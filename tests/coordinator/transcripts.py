@@ -6,6 +6,7 @@ restart term=2 settles_at_s=5
 0.1 Idle worker=w0
     Changed worker=w0 before=BUSY after=IDLE reason="out of work"
     = w0 IDLE
+3.0
 """
 
 import shlex
@@ -42,12 +43,13 @@ def _replayed(lines: list[str]) -> Iterator[str]:
             start = {key: int(value) for key, value in (item.split("=") for item in rest)}
         elif word:
             machine = machine or Machine(options, **start)
-            yield from _answers(machine, parse(rest), float(word))
+            yield from _answers(machine, parse(rest) if rest else None, float(word))
 
 
-def _answers(machine: Machine, event: events.Event, now_s: float) -> Iterator[str]:
+def _answers(machine: Machine, event: events.Event | None, now_s: float) -> Iterator[str]:
+    """`event`: None: only time passes."""
     try:
-        for output in machine.step(event, now_s):
+        for output in machine.settle(now_s) if event is None else machine.step(event, now_s):
             yield f"    {render(output)}"
     except (IllegalTransitionError, UnknownTargetError) as error:
         yield f"    {type(error).__name__}: {error}"
