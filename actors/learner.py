@@ -240,11 +240,11 @@ class LearnerRank:
     def publish(
         self, version: int, masters: bool = False, delta_share: float = 0.0
     ) -> "tuple[WeightsManifest, ray.ObjectRef[Any], float, PublishedDelta | None] | None":
-        """Publish the weights (rank 0; the others return None). `masters`: see Trainer.publish.
+        """Publish the weights (rank 0; the others return None). `masters`: see OutgoingWeights.publish.
 
         Returns the manifest, the buffer in the object store (owned by this actor), the seconds of quantisation, and a
         delta from the weights published before (see LearnerGroup.publish)."""
-        published = self._ready.publish(version, masters=masters)
+        published = self._ready.weights.publish(version, masters=masters)
         self._version = version
         if published is None:
             return None
@@ -252,7 +252,7 @@ class LearnerRank:
         delta = self._delta_to(manifest, buffer, delta_share) if delta_share > 0 else None
         self._published = ray.put(buffer)  # releases the previous version, unless somebody still reads it
         self._manifest = manifest
-        return manifest, self._published, self._ready.quantise_s, delta
+        return manifest, self._published, self._ready.weights.quantise_s, delta
 
     def _delta_to(self, manifest: WeightsManifest, buffer: "NDArray[np.uint8]", share: float) -> PublishedDelta | None:
         from models.delta import Held, changed_elements, encode
@@ -280,7 +280,7 @@ class LearnerRank:
     @ray.method
     def weights_layout(self, masters: bool) -> tuple[tuple[TensorSpec, ...], int]:
         """Return the layout of published weights in their buffer, and its size in bytes."""
-        return self._ready.published_layout(masters=masters)
+        return self._ready.weights.layout(masters=masters)
 
     @ray.method
     def send_weights(self, terms: Terms, store: str, masters: bool) -> Sent | None:
@@ -292,16 +292,16 @@ class LearnerRank:
         if self._sender is None:
             self._sender = Sender(self._index, self._size, trainer.rank.device, store)
         self._version = terms.version
-        layout = trainer.published_layout(masters=masters)
-        sent = self._sender.send(terms, layout, trainer.published_tensors(masters=masters))
-        return None if sent is None else replace(sent, quantise_s=trainer.quantise_s)
+        layout = trainer.weights.layout(masters=masters)
+        sent = self._sender.send(terms, layout, trainer.weights.tensors(masters=masters))
+        return None if sent is None else replace(sent, quantise_s=trainer.weights.quantise_s)
 
     @ray.method
     def keep_weights(self, version: int, checksum: int, masters: bool) -> "NDArray[np.uint8] | None":
         """Return the buffer of the weights sent under this version, for late workers (rank 0; the others return None).
 
         Called on all ranks, before the next step."""
-        published = self._ready.publish(version, masters=masters)
+        published = self._ready.weights.publish(version, masters=masters)
         if published is None:
             return None
         manifest, buffer = published
@@ -324,7 +324,7 @@ class LearnerRank:
     @ray.method
     def export(self, directory: str) -> None:
         """Write the model as a Hugging Face directory (rank 0)."""
-        self._ready.export(directory)
+        self._ready.weights.export(directory)
 
     @ray.method
     def leave(self) -> None:

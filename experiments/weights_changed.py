@@ -69,7 +69,7 @@ def one(model: str, form: str, rate: float, steps: int, folder: Path) -> dict[st
     for version in range(steps + 1):
         if version:
             trainer.rl_step(list(batch(random, cast(Any, trainer.network).config.vocab_size)), temperature=1.0)
-        published = trainer.publish(version)
+        published = trainer.weights.publish(version)
         assert published is not None
         now = Held(*published)
         if last is not None:

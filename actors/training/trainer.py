@@ -1,5 +1,5 @@
 """One rank of the learner: the target model, its optimizer, and the steps that change it. No Ray, no files but its own
-checkpoint and export. Callers decide what is trained on, when, and where weights go.
+checkpoint. Callers decide what is trained on, when, and where weights go (actors.training.outgoing).
 
 With N ranks, N of these run the same calls in lockstep (FSDP2). The numbers equal those of one rank within float
 tolerance, because every normaliser is computed over the whole mini-batch. On the CPU everything is deterministic: the
@@ -8,41 +8,33 @@ same calls in the same order give bitwise the same losses.
 
 import math
 import time
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from functools import partial
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from actors.training import batches
 from actors.training.checkpoint import CheckpointError
 from actors.training.errors import NonFiniteError
 from actors.training.network import LogProbModel, build_network, computing_in, fit_out, hidden_size_of
 from actors.training.optimizer import Optimizers, clip_gradients, gradient_norm
+from actors.training.outgoing import OutgoingWeights
 from actors.training.parallel import Rank, frozen_sums, shard
 from actors.training.recording import StepRecording
 from actors.training.reference import AdaptersBefore, Frozen, Reference
 from actors.training.statistics import StepStatistics
-from config.formats import FORMATS, LowBitFormat, Quantization, part_specs
+from config.formats import FORMATS, Quantization
 from config.learner import LearnerOptions, OptimizerOptions
 from config.model import ModelOptions, batch_invariance
 from config.objective import ObjectiveOptions
 from contracts.training import Demonstration, StepResult, TrainSequence
-from models.checkpoint import gathered, hf_shapes, hf_tensors, write_checkpoint
-from models.compressed_tensors import write_quantised
 from models.dtypes import DTYPES
-from models.lora import adapter_parameters
-from models.low_bit import is_quantised, quantised
-from models.manifest import TensorSpec, WeightsManifest, lay_out
-from models.peft import ADAPTER_DIR, write_adapter
 from models.transformer import Transformer
-from models.weights import Buffer, pack_each
 from policies.kl import kl_values
 from policies.objectives import LossInputs, sequence_coefficients, token_losses
 
@@ -75,7 +67,6 @@ class Trainer:
         """
         self.options, self.objective, self.model_options = learner, objective, model
         self._form = FORMATS.get(quantization)
-        self.quantise_s = 0.0  # this rank's time in the last publish; on a device: until its work was launched
         self.rank = rank or Rank()
         self.publish_dtype = DTYPES[model.dtype]
         # bfloat16 compute keeps float32 master weights. Parameters are cast for each micro-batch, so that the learner
@@ -83,7 +74,7 @@ class Trainer:
         # weights have the engine's dtype.
         wide = learner.autocast_bf16 and learner.lora is None
         self._compute_dtype = torch.bfloat16 if wide else None
-        self._adapters_only, self._seed = adapters_only and learner.lora is not None, seed
+        self._seed = seed
         invariant = batch_invariance(model, self.rank.device.type, "learner.device")
         self._build_args = {
             "init": init,
@@ -95,6 +86,9 @@ class Trainer:
         self._sharded = self.rank.size > 1 or force_sharding
         self.module = self._build()
         self.network = self.module.network
+        self.weights = OutgoingWeights(
+            self.network, self.rank, model, form=self._form, lora=learner.lora, adapters_only=adapters_only
+        )
         self.network.set_activation_checkpointing(learner.activation_checkpointing)
         self.module.entropy_gradient = objective.entropy_coef > 0
         # Common prefixes are computed once. Not on devices, whose attention would unroll them again.
@@ -266,87 +260,6 @@ class Trainer:
         micro = self._mini_batch(sequences, len(sequences)).micro
         with self._computing(self.module):
             return [self._forward(self.module, batch, temperature)[0] for batch in micro]
-
-    # Weights out ------------------------------------------------------------------------------------------------
-
-    def publish(self, version: int, *, masters: bool = False) -> tuple[WeightsManifest, Buffer] | None:
-        """Return the weights in one buffer, in the engines' form, or the adapters; on rank 0, None elsewhere.
-        `masters`: all weights, in the model's dtype, whatever rollout.quantization says. All ranks call it. In
-        addition, the device holds one full parameter at a time (with its quantisation), and rank 0's holds two pieces
-        of the buffer."""
-        if self.rank.index != 0:
-            deque(self.published_tensors(masters=masters or not self._adapters_only), maxlen=0)  # unrounded: for rank 0
-            return None
-        tensors = self.published_tensors(masters=masters)
-        return pack_each(*self.published_layout(masters=masters), tensors, version, device=self.rank.device)
-
-    def published_layout(self, *, masters: bool = False) -> tuple[tuple[TensorSpec, ...], int]:
-        """Return the layout of published weights in their buffer, and its size in bytes. Gathers nothing."""
-        described: list[tuple[str, str, tuple[int, ...]]] = []
-        if self._adapters_only and not masters:
-            return lay_out((name, "float32", tuple(p.shape)) for name, p in self._adapters())
-        for name, shape in hf_shapes(self.network).items():
-            if masters or self._form is None or not is_quantised(name, len(shape)):
-                described.append((name, self.model_options.dtype, tuple(shape)))
-            else:
-                described += part_specs(name, tuple(shape), self._form)
-        return lay_out(described)
-
-    def export(self, out_dir: str | Path, form: LowBitFormat | None = None) -> None:
-        """Write a Hugging Face model directory with the tokenizer, atomically: the masters, or quantised to `form`, as
-        stock vLLM loads it. With LoRA, the adapters are merged, and also written to its folder ADAPTER_DIR. All ranks
-        call it, rank 0 writes. Raises ValueError for a form without such a checkpoint."""
-        source = self.model_options.path
-        dirs: dict[str, Any] = {"tokenizer_dir": self.model_options.tokenizer or source, "source_dir": source}
-        write = write_checkpoint if form is None else partial(write_quantised, form=form, dtype=self.publish_dtype)
-        with self._writing(self.published_tensors(masters=True)) as tensors:
-            if self.rank.index == 0:
-                write(self.network.hf_config(), tensors, out_dir=out_dir, **dirs)
-        if (lora := self.options.lora) is not None:
-            base, beside = str(Path(source).resolve()), Path(out_dir) / ADAPTER_DIR
-            with self._writing(self._adapter_tensors()) as tensors:
-                if self.rank.index == 0:
-                    write_adapter(tensors, lora, base, beside)
-        self.rank.barrier()
-
-    @contextmanager
-    def _writing(self, tensors: Iterator[tuple[str, Tensor]]) -> Iterator[Iterator[tuple[str, Tensor]]]:
-        """For the rank that writes them; all ranks go to their end."""
-        try:
-            yield tensors
-        finally:
-            deque(tensors, maxlen=0)  # other ranks wait in every gather, even if the disk is full
-
-    def published_tensors(self, *, masters: bool = False) -> Iterator[tuple[str, Tensor]]:
-        """Yield the published tensors one at a time; all ranks must iterate to the end."""
-        if self._adapters_only and not masters:
-            return self._adapter_tensors()
-        tensors = hf_tensors(self.network, self.publish_dtype)
-        self.quantise_s = 0.0
-        if masters or self._form is None:
-            return tensors
-        return self._timed(tensors, self._form)
-
-    def _timed(self, tensors: Iterator[tuple[str, Tensor]], form: LowBitFormat) -> Iterator[tuple[str, Tensor]]:
-        """Yield `tensors` quantised. This equals the forward pass, which rounds fused parameters, because scales are
-        per row."""
-        for name, tensor in tensors:
-            start_s = time.perf_counter()
-            parts = list(quantised([(name, tensor)], form))
-            self.quantise_s += time.perf_counter() - start_s
-            del tensor
-            yield from parts
-            del parts  # freed before the next one is gathered
-
-    def _adapters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yield every A and B by its name in peft's files."""
-        lora = self.options.lora
-        assert lora is not None
-        assert isinstance(self.network, Transformer)
-        return adapter_parameters(self.network, lora)
-
-    def _adapter_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        return ((name, gathered(p)) for name, p in self._adapters())
 
     # Checkpoint -------------------------------------------------------------------------------------------------
 

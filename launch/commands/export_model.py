@@ -72,7 +72,7 @@ def export(run: Path, out: Path, step: int | None = None, quantization: str = "n
         trainer = Trainer(_begun_with(config), learner, ObjectiveOptions())
     trainer.load_weights(found[step] / LEARNER_DIR)
     form = FORMATS.get(quantization)
-    trainer.export(out, form)
+    trainer.weights.export(out, form)
     with suppress(DataError):  # no tokenizer is there, so none is exported
         note_end_tokens(out, stop_tokens_of(config, tokenizer_of(config)))
     evaluated = read_state(found[step]).get("evaluations", {}).get(str(step), {})

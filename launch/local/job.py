@@ -107,12 +107,12 @@ class LocalLearner:
         self, version: int, *, masters: bool = False, delta_share: float = 0.0
     ) -> tuple[WeightsManifest, Buffer]:
         """See LearnerGroup.publish. One process has nobody to send a delta to, so none is made."""
-        published = self._trainer.publish(version, masters=masters)
+        published = self._trainer.weights.publish(version, masters=masters)
         assert published is not None
         return published
 
     def export(self, directory: str | Path) -> None:
-        self._trainer.export(directory)
+        self._trainer.weights.export(directory)
 
     def take(self) -> tuple[dict[str, float], dict[str, float]]:
         return {}, {}

@@ -50,7 +50,7 @@ def trainer_of(
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    make_trainer(write_config(tmp_path / "config")).export(tmp_path / "model")
+    make_trainer(write_config(tmp_path / "config")).weights.export(tmp_path / "model")
     return tmp_path / "model"
 
 
@@ -125,11 +125,11 @@ def test_a_checkpoint_goes_on_and_what_is_published_is_the_model(
     resumed = trainer_of(model, CUDA, dtype)
     resumed.load(tmp_path / "checkpoint")
     assert_alike(steps(resumed), steps(whole), TOLERANCE[dtype])
-    ours, theirs = resumed.publish(1), whole.publish(1)
+    ours, theirs = resumed.weights.publish(1), whole.weights.publish(1)
     assert ours is not None
     assert theirs is not None
     assert [t.name for t in ours[0].tensors] == [t.name for t in theirs[0].tensors]
-    resumed.export(tmp_path / "exported")
+    resumed.weights.export(tmp_path / "exported")
     again = trainer_of(tmp_path / "exported", CUDA, dtype)
     assert (weights(again) - weights(resumed)).abs().max() <= 0.01 * weights(resumed).abs().max()
 

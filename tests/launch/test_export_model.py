@@ -37,7 +37,7 @@ def run(tmp_path: Path) -> Path:
     for step in (1, 2):
         trainer.rl_step(make_sequences(6), temperature=1.0)
         write_checkpoint(folder / "checkpoints", step, trainer.save, {}, keep=2)
-        trainer.export(tmp_path / f"exported-{step}")
+        trainer.weights.export(tmp_path / f"exported-{step}")
     config = {"run": {"name": "run"}, "model": {"path": str(model)}, "data": {"train": "t"}, "objective": KL}
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     return folder
@@ -84,7 +84,7 @@ def test_adapters_are_merged_into_the_weights_that_the_run_began_with(run: Path,
     trainer = make_trainer(base, init="checkpoint", lora={"rank": 2})
     trainer.rl_step(make_sequences(6), temperature=1.0)
     write_checkpoint(run / "checkpoints", 3, trainer.save, {}, keep=3)
-    trainer.export(tmp_path / "own")
+    trainer.weights.export(tmp_path / "own")
     config = yaml.safe_load((run / "config.yaml").read_text()) | {"learner": {"lora": {"rank": 2}}}
     (run / "config.yaml").write_text(yaml.safe_dump(config | {"model": {"path": str(base)}}))
     said = export(run, tmp_path / "out", 3)

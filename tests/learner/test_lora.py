@@ -38,7 +38,7 @@ WIDE = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32}  # groups 
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model directory with weights."""
     root = tmp_path_factory.mktemp("base")
-    make_trainer(write_config(root / "config", **WIDE)).export(root / "model")
+    make_trainer(write_config(root / "config", **WIDE)).weights.export(root / "model")
     return root / "model"
 
 
@@ -62,7 +62,7 @@ def step(trainer: Trainer, seed: int = 0) -> tuple[float, ...]:
 
 
 def published(trainer: Trainer, version: int, *, masters: bool = False) -> tuple[WeightsManifest, Buffer]:
-    found = trainer.publish(version, masters=masters)
+    found = trainer.weights.publish(version, masters=masters)
     assert found is not None
     return found
 
@@ -210,7 +210,7 @@ def test_the_reference_is_the_model_without_what_was_learned_since(base: Path, t
 
 def load_model_into(full: Trainer, trained: Trainer, folder: Path) -> dict[int, Any]:
     """KL of the merged model by a trainer of all weights, whose reference is the base."""
-    trained.export(folder / "merged")
+    trained.weights.export(folder / "merged")
     weights = load_model(folder / "merged")
     with torch.no_grad():
         for p, new in zip(full.network.parameters(), weights.parameters(), strict=True):
@@ -246,7 +246,7 @@ def test_adapters_of_other_weights_are_refused(base: Path, tmp_path: Path) -> No
 def test_an_export_is_merged_with_the_adapters_beside_it_and_both_go_on(base: Path, tmp_path: Path) -> None:
     trainer = trainer_of(base)
     step(trainer)
-    trainer.export(tmp_path / "out")
+    trainer.weights.export(tmp_path / "out")
     found = load_file(tmp_path / "out/model.safetensors")
     assert same(found, dict(unpack(*published(trainer, 1, masters=True))))
     adapters = read_adapter(tmp_path / "out/adapter", trainer.network.config, LORA)

@@ -43,7 +43,7 @@ KL = ObjectiveOptions(kl="k3", kl_coef=0.1)
 def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model directory with weights."""
     root = tmp_path_factory.mktemp("wide")
-    trainer_of(write_config(root / "config", **WIDE), "none", init="random").export(root / "model")
+    trainer_of(write_config(root / "config", **WIDE), "none", init="random").weights.export(root / "model")
     return root / "model"
 
 
@@ -120,7 +120,7 @@ class Sampler:
         ]
 
     def update(self, trainer: Trainer, version: int, *, masters: bool = False) -> None:
-        published = trainer.publish(version, masters=masters)
+        published = trainer.weights.publish(version, masters=masters)
         assert published is not None
         self._core.apply(UpdateWeights(published[0]), np.asarray(published[1]))
 
@@ -171,11 +171,11 @@ def test_bfloat16_compute_quantises_what_is_published(wide: Path) -> None:
 def test_what_is_published_is_what_the_forward_pass_multiplied(wide: Path, form: str) -> None:
     trainer = trainer_of(wide, form)
     trainer.rl_step(make_sequences(), temperature=1.0)
-    published = trainer.publish(3)
+    published = trainer.weights.publish(3)
     assert published is not None
     manifest, buffer = published
     tensors = dict(unpack(manifest, buffer))
-    assert (manifest.tensors, manifest.total_bytes) == trainer.published_layout()
+    assert (manifest.tensors, manifest.total_bytes) == trainer.weights.layout()
     network = trainer.network
     assert isinstance(network, Transformer)
     engine = Transformer(network.config, low_bit=FORMATS[form])
@@ -198,22 +198,26 @@ def same(one: Tensor, other: Tensor) -> bool:
 
 def test_fewer_bytes_are_published_and_the_masters_on_request(wide: Path) -> None:
     trainer = trainer_of(wide, "w8a8")
-    low, full, plain = trainer.publish(1), trainer.publish(1, masters=True), trainer_of(wide, "none").publish(1)
+    low, full, plain = (
+        trainer.weights.publish(1),
+        trainer.weights.publish(1, masters=True),
+        trainer_of(wide, "none").weights.publish(1),
+    )
     assert low is not None
     assert full is not None
     assert plain is not None
     assert full[0] == plain[0]
     assert np.array_equal(full[1], plain[1])
     assert full[0].total_bytes > 3 * low[0].total_bytes
-    assert trainer.quantise_s == 0.0, "the masters were not rounded"
-    trainer.publish(2)
-    assert trainer.quantise_s > 0
+    assert trainer.weights.quantise_s == 0.0, "the masters were not rounded"
+    trainer.weights.publish(2)
+    assert trainer.weights.quantise_s > 0
 
 
 def test_an_export_holds_the_masters(wide: Path, tmp_path: Path) -> None:
     trainer = trainer_of(wide, "w4a8")
     trainer.rl_step(make_sequences(), temperature=1.0)
-    trainer.export(tmp_path / "out")
+    trainer.weights.export(tmp_path / "out")
     found = AutoModelForCausalLM.from_pretrained(tmp_path / "out").state_dict()
     assert all(same(found[name], tensor.contiguous()) for name, tensor in hf_tensors(trainer.network))
 
@@ -249,7 +253,7 @@ def test_a_resumed_trainer_goes_on_bit_for_bit_and_the_checkpoint_holds_masters(
     resumed.load(tmp_path / "saved")
     assert all(same(p.detach(), master) for p, master in zip(resumed.module.parameters(), masters, strict=True))
     assert step(resumed, 1) == expected
-    one, other = resumed.publish(2), whole.publish(2)
+    one, other = resumed.weights.publish(2), whole.weights.publish(2)
     assert one is not None
     assert other is not None
     assert one[0] == other[0]
@@ -298,9 +302,9 @@ def sharded(rank: Rank, path: Path, name: str) -> dict[str, Any]:
     """What two ranks publish before and after steps, and the numbers of the steps."""
     form = name.partition(",")[0]
     trainer = trainer_of(path, form, rank=rank, ranks=rank.size, micro_batch_tokens=60, **SHARDED[name])
-    before = trainer.publish(0)
+    before = trainer.weights.publish(0)
     results = [trainer.rl_step(make_sequences(seed=i), temperature=1.0) for i in range(2)]
-    after, masters = trainer.publish(1), trainer.publish(1, masters=True)
+    after, masters = trainer.weights.publish(1), trainer.weights.publish(1, masters=True)
     return {
         "losses": [loss for result in results for loss in result.losses],
         "kl": results[0].metrics["kl"],

@@ -40,14 +40,14 @@ def test_publishing_in_bfloat16_holds_one_parameter_at_a_time(tmp_path: Path) ->
     largest = largest_bytes(trainer, 2)
     all_of_them = sum(p.numel() for p in trainer.module.parameters()) * 2
     assert all_of_them > 15 * largest
-    assert 0 < peak_bytes(lambda: trainer.publish(1)) <= 1.1 * largest
+    assert 0 < peak_bytes(lambda: trainer.weights.publish(1)) <= 1.1 * largest
 
 
 def test_exporting_holds_one_parameter_beside_the_file_it_writes(tmp_path: Path) -> None:
     trainer = make_trainer(write_config(tmp_path / "model", **WIDE), dtype="bfloat16", autocast_bf16=True)
     largest = largest_bytes(trainer, 2)
     written = sum(p.numel() for p in trainer.module.parameters()) * 2  # one file's tensors, on the host
-    assert peak_bytes(lambda: trainer.export(tmp_path / "out")) <= written + 1.1 * largest
+    assert peak_bytes(lambda: trainer.weights.export(tmp_path / "out")) <= written + 1.1 * largest
 
 
 def test_shapes_are_known_before_anything_is_gathered(model_dir: Path) -> None:
@@ -79,8 +79,8 @@ def publish_sharded(rank: Rank, model_dir: str) -> tuple[int, int, set[torch.dty
 
     DTensor.full_tensor = counted  # type: ignore[assignment, method-assign]
     try:
-        published = trainer.publish(1)
-        trainer.export(Path(model_dir) / "out")
+        published = trainer.weights.publish(1)
+        trainer.weights.export(Path(model_dir) / "out")
     finally:
         DTensor.full_tensor = gather  # type: ignore[method-assign]
     return len(gathered), max(alive), dtypes, published

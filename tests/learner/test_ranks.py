@@ -84,7 +84,7 @@ def scenario(rank: Rank, models: Path, name: str, checkpoints: Path | None = Non
     results += [trainer.rl_step(make_sequences(count, seed=i), temperature=0.8, asked=16) for i in range(2)]
     if checkpoints is not None:
         trainer.save(checkpoints / name)
-    published = trainer.publish(3)
+    published = trainer.weights.publish(3)
     weights = None
     if published is not None:
         weights = {n: t.float().numpy() for n, t in unpack(*published)}

@@ -60,7 +60,7 @@ def test_how_it_is_computed_does_not_change_what(model_dir: Path, learner: dict[
 
 def test_both_implementations_give_the_same_numbers(model_dir: Path, tmp_path: Path) -> None:
     """An oracle that shares no code with ours: transformers' own Qwen3."""
-    make_trainer(model_dir).export(tmp_path / "model")
+    make_trainer(model_dir).weights.export(tmp_path / "model")
     ours = run(tmp_path / "model", init="checkpoint")
     theirs = run(tmp_path / "model", init="checkpoint", implementation="transformers")
     for got, expected in zip(numbers(theirs), numbers(ours), strict=True):
@@ -218,7 +218,7 @@ def test_bfloat16_compute_keeps_float32_masters(model_dir: Path) -> None:
     assert result.losses == pytest.approx(exact.losses, rel=1e-3)
     assert result.grad_norms == pytest.approx(exact.grad_norms, rel=5e-2)
     assert result.grad_norms != exact.grad_norms
-    published = trainer.publish(1)
+    published = trainer.weights.publish(1)
     assert published is not None
     assert {t.dtype for t in published[0].tensors} == {"bfloat16"}
 
@@ -236,7 +236,7 @@ def test_what_is_computed_again_in_bfloat16_is_what_was_computed(
     entropy_coef: float,
 ) -> None:
     """The head's chunks and checkpointed layers run a second time in the backward pass: in bfloat16, too."""
-    make_trainer(model_dir).export(tmp_path / "model")
+    make_trainer(model_dir).weights.export(tmp_path / "model")
 
     def moved(chunk_rows: int, checkpointing: bool) -> tuple[tuple[float, ...], torch.Tensor]:
         optimizer = OptimizerOptions(lr=1e-2, eps=0.1)  # smooth: the head sums chunks in bfloat16
@@ -267,7 +267,7 @@ def test_what_is_computed_again_in_bfloat16_is_what_was_computed(
 def test_published_weights_are_the_model(model_dir: Path) -> None:
     trainer = make_trainer(model_dir)
     trainer.sft_step(make_demonstrations())
-    published = trainer.publish(7)
+    published = trainer.weights.publish(7)
     assert published is not None
     manifest, buffer = published
     assert manifest.version == 7
@@ -285,7 +285,7 @@ def test_export_is_a_model_that_transformers_loads(model_dir: Path, tmp_path: Pa
 
     trainer = make_trainer(model_dir)
     trainer.sft_step(make_demonstrations())
-    trainer.export(tmp_path / "out")
+    trainer.weights.export(tmp_path / "out")
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     s = make_sequences(1)[0]
     tokens = torch.tensor([[*s.prompt_tokens, *s.response_tokens]])

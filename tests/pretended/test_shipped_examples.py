@@ -133,7 +133,7 @@ def test_a_shipped_configuration_does_two_rl_steps(path: Path, tmp_path: Path, m
         assert all(np.isfinite(result.losses))
         assert all(norm > 0 for norm in result.grad_norms)
         assert result.metrics["logprob_gap/mean"] < 0.1, "engine and learner have the same weights"
-        published = trainer.publish(step + 1)
+        published = trainer.weights.publish(step + 1)
         assert published is not None
         manifest, buffer = published
         loaded = core.apply(UpdateWeights(manifest), np.asarray(buffer))

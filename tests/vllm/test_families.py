@@ -94,7 +94,7 @@ def test_it_samples_learns_and_takes_the_new_weights(family: str, tmp_path: Path
             assert metrics["logprob_gap/max"] < 20 * NEARLY
             assert metrics["grad_norm/mean"] > 0
             assert metrics["sampler_correction/weight"] == pytest.approx(1.0, abs=1e-5)
-            published = trainer.publish(version + 1)
+            published = trainer.weights.publish(version + 1)
             assert published is not None
             manifest, buffer = published
             loaded = talk.ask(UpdateWeights(manifest), buffer)
