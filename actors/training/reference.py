@@ -2,8 +2,7 @@
 only adapters are trained, as the initial adapters.
 """
 
-import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
@@ -15,10 +14,9 @@ from actors.training.network import LogProbModel
 class Frozen:
     """A second network as the reference, without gradients."""
 
-    def __init__(self, module: LogProbModel, build: Callable[[], LogProbModel] | None) -> None:
-        """`build` makes another network like `module`; None: it can be copied."""
-        self._module = module
-        self.copy = copy.deepcopy(module) if build is None else build()
+    def __init__(self, module: LogProbModel, copy: LogProbModel) -> None:
+        """`copy`: another network like `module`."""
+        self._module, self.copy = module, copy
         self.copy.requires_grad_(False)
 
     @torch.no_grad()

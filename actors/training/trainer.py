@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from copy import deepcopy
 from pathlib import Path
 from typing import Literal
 
@@ -95,9 +96,10 @@ class Trainer:
         self.shares_prefixes = isinstance(self.network, Transformer) and self.rank.device.type == "cpu"
         self._trained = [(name, p) for name, p in self.module.named_parameters() if p.requires_grad]
         self._reference: Reference | None = None
-        if objective.kl != "none":
-            again = self._build if self._sharded else None
-            self._reference = Frozen(self.module, again) if learner.lora is None else AdaptersBefore(self.module)
+        if objective.kl != "none" and learner.lora is not None:
+            self._reference = AdaptersBefore(self.module)
+        elif objective.kl != "none":
+            self._reference = Frozen(self.module, self._build() if self._sharded else deepcopy(self.module))
         self._optimizers: Optimizers | None = None
 
     # Phases -----------------------------------------------------------------------------------------------------
