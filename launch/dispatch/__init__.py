@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         WorkerUp,
     )
     from launch.dispatch.ledger import FailedRequest
+    from launch.dispatch.requests import DispatchStats
     from launch.dispatch.seat import (
         SeatState,
         Weights,
@@ -38,11 +39,10 @@ if TYPE_CHECKING:
         WorkerStarts,
         worker_name,
     )
-    from launch.dispatch.stats import DispatchStats
 
 # Modules of the names. Imports are lazy, since planner.simulate uses the ledger without Ray.
 _WHERE = {
-    "DispatchStats": "stats",
+    "DispatchStats": "requests",
     "DispatchEvent": "events",
     "RolloutProgressed": "events",
     "WeightsGone": "events",

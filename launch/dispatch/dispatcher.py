@@ -34,7 +34,7 @@ from contracts.rollout import (
 from contracts.spot import Checkpointed, MicroStep, TrainedWeights, TrainFailed, TrainStopped
 from launch.dispatch.early import EarlySampling
 from launch.dispatch.events import WeightsGone, WorkerNews
-from launch.dispatch.requests import Requests
+from launch.dispatch.requests import DispatchStats, Requests
 from launch.dispatch.seat import (
     FETCH_TIMEOUT_S,
     Deltas,
@@ -49,7 +49,6 @@ from launch.dispatch.seat import (
     some_are,
 )
 from launch.dispatch.seats import Seats
-from launch.dispatch.stats import DispatchStats
 from launch.dispatch.weights import HandOver
 from launch.dispatch.workers import Workers
 from models.manifest import WeightsManifest

@@ -4,6 +4,7 @@ Owns the ledger and the counts. `workers` owns the workers and their states.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from actors.context import Context
 from contracts.engine import Abort, SiblingText, Submit
@@ -13,8 +14,57 @@ from launch.dispatch.events import RolloutProgressed, WorkerChanged
 from launch.dispatch.ledger import FailedRequest, Ledger
 from launch.dispatch.seat import Seat, SeatState
 from launch.dispatch.siblings import Siblings
-from launch.dispatch.stats import DispatchStats, DispatchTally
 from launch.errors import PacelineError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DispatchStats:
+    """Results of one `run`. finished + len(failed) == requests, unless interrupted."""
+
+    requests: int
+    finished: int
+    failed: tuple[FailedRequest, ...]
+    reissued: int  # re-issues after lost workers, and from workers that left
+    lost_workers: int
+    duplicates: int  # events ignored because their sender no longer held the request
+    tokens: int  # response tokens of the finished rollouts
+    preempted: int  # recomputed by engines that ran out of cache
+    seconds: float
+    sampled_by: Mapping[int, str]  # request id -> the worker that finished it; "": aborted while it waited
+    interrupted: bool = False
+    reissued_ids: frozenset[int] = frozenset()  # requests that more than one worker sampled
+
+
+@dataclass(slots=True, kw_only=True)
+class _Tally:
+    """Counts of the present run, besides those of the ledger."""
+
+    begin_s: float = 0.0
+    lost_workers: int = 0
+    tokens: int = 0
+    preempted: int = 0
+    sampled_by: dict[int, str] = field(default_factory=dict)
+    reissued_ids: set[int] = field(default_factory=set)
+
+    def finished(self, worker: str, rollout: Rollout) -> None:
+        self.tokens += len(rollout.tokens)
+        self.sampled_by[rollout.request_id] = worker
+
+    def stats(self, ledger: Ledger, now_s: float, *, interrupted: bool) -> DispatchStats:
+        return DispatchStats(
+            requests=ledger.total,
+            finished=ledger.finished,
+            failed=tuple(ledger.failed),
+            reissued=ledger.reissued,
+            lost_workers=self.lost_workers,
+            duplicates=ledger.duplicates,
+            tokens=self.tokens,
+            preempted=self.preempted,
+            seconds=now_s - self.begin_s,
+            sampled_by=self.sampled_by,
+            interrupted=interrupted,
+            reissued_ids=frozenset(self.reissued_ids),
+        )
 
 
 class Requests:
@@ -36,7 +86,7 @@ class Requests:
         self._heard = False  # ends are posted
         self._watched = False  # ... and so is progress
         self._ledger = Ledger([], max_retries=0)
-        self._tally = DispatchTally()
+        self._tally = _Tally()
         self._shares_texts = shares_texts
         self._siblings: Siblings | None = None  # None: no texts are shared
         self.aborting = False
@@ -48,7 +98,7 @@ class Requests:
     def begin(self, requests: Sequence[Request], *, watch: bool = False) -> None:
         """Start a run; workers must be offered again. `watch`: post progress as RolloutProgressed. Raises ValueError if
         two requests have one id."""
-        self._tally = DispatchTally(begin_s=self._context.clock())
+        self._tally = _Tally(begin_s=self._context.clock())
         self._ledger = Ledger(self.early.begin(requests), max_retries=self._max_retries, probes=self._probes)
         if self._shares_texts:
             self._siblings = Siblings(self._ledger, self._context)
