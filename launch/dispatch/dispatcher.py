@@ -348,17 +348,17 @@ class RolloutDispatcher:
     def _handle(self, seat: Seat, event: WorkerEvent) -> None:
         match event:
             case Finished(rollout):
-                self._workers.progressed(seat)
+                seat.progress_s = self._context.clock()
                 self._requests.finish(seat, rollout)
                 self._look_ahead(self._seats.by_name.values() if self._ahead_apart else (seat,))
             case Progress(request_id, delta):
-                self._workers.progressed(seat)
+                seat.progress_s = self._context.clock()
                 self._requests.progress(seat, request_id, delta)
             case Rejected(request_id, reason):
                 self._requests.reject(seat, request_id, reason)
             case EngineWindow():
                 if event.decode_tokens or event.prefill_tokens:
-                    self._workers.progressed(seat)
+                    seat.progress_s = self._context.clock()
                 self._requests.preempted(event.preempted)
                 if event.early is not None and not event.evaluation:
                     self.early.used(event.early)

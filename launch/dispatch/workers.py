@@ -107,10 +107,6 @@ class Workers:
 
     # Their events and their silence.
 
-    def progressed(self, seat: Seat) -> None:
-        """Note that the worker is alive and works."""
-        seat.progress_s = self._context.clock()
-
     def answered(self, seat: Seat, answer: SupervisorStatus | WeightsLoaded) -> None:
         """Its engine is up, or holds weights. Raises PacelineError: other weights."""
         if isinstance(answer, WeightsLoaded):
