@@ -44,7 +44,7 @@ from launch.interrupt import Interrupt
 from launch.observe import Observer, SpeculationMeter
 from launch.run.collect import Collector
 from launch.run.deltas import DeltaChoice
-from launch.run.episodes import EpisodeRunner
+from launch.run.episodes import Episodes
 from launch.run.inputs import load_inputs
 from launch.run.job import Job, prompt_skip
 from launch.run.phases import SharedMemory
@@ -300,10 +300,10 @@ def open_job(
     sampling = sampling_params(config.rollout.sampling, inputs.stop_tokens)
     lengths = LengthModel(config.rollout.sampling.max_new_tokens / 2)
     environments = None if config.environment is None else LocalEnvironments(config.environment)
-    player = None
+    episodes = None
     if config.environment is not None and environments is not None:
-        player = EpisodeRunner(config.environment, cast(Any, environments), inputs.template)
-    collector = Collector(context, dispatcher, cast(Any, rewards), inputs.tokenizer, player=player)
+        episodes = Episodes(config.environment, cast(Any, environments), inputs.template)
+    collector = Collector(context, dispatcher, cast(Any, rewards), inputs.tokenizer, episodes=episodes)
 
     def react(event: Any) -> None:
         match event:

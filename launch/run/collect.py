@@ -23,7 +23,7 @@ from launch.drafter.training import DrafterTraining
 from launch.errors import PacelineError
 from launch.fleet import Fleet
 from launch.interrupt import Interrupt
-from launch.run.episodes import Episode, EpisodeEnded, EpisodeFailed, EpisodeRunner, Episodes
+from launch.run.episodes import Episode, EpisodeEnded, EpisodeFailed, Episodes
 from launch.run.groups import Graded, PromptGroup
 from launch.run.race import RaceUnderWay
 
@@ -102,13 +102,13 @@ class Collector:
         *,
         share: bool = False,
         fleet: Fleet | None = None,
-        player: EpisodeRunner | None = None,
+        episodes: Episodes | None = None,
         drafter: DrafterTraining | None = None,
     ) -> None:
-        """share: send every worker's drafters what the others sampled. fleet: is informed of begins and ends. player:
+        """share: send every worker's drafters what the others sampled. fleet: is informed of begins and ends. episodes:
         responses are episodes; None: single responses. drafter: workers out of work train it."""
         self._context, self._dispatcher, self._rewards, self._tokenizer = context, dispatcher, rewards, tokenizer
-        self._share, self._fleet, self._player, self._drafter = share, fleet, player, drafter
+        self._share, self._fleet, self._episodes, self._drafter = share, fleet, episodes, drafter
         self._sampling: Sampling | None = None  # None: nothing is being sampled
         self._failures: list[str] = []  # of environments, in this RL step
 
@@ -206,8 +206,9 @@ class Collector:
     def _sample(self, sampling: "Sampling", interrupt: Interrupt | None) -> DispatchStats:
         """Run until all requests have ended, or until the run is asked to stop."""
         self._sampling = sampling
-        if self._player is not None:
-            sampling.episodes = self._player.begin(sampling.batch)
+        if self._episodes is not None:
+            self._episodes.begin(sampling.batch)
+            sampling.episodes = self._episodes
         requests = sampling.batch.requests if sampling.episodes is None else ()
         self._dispatcher.begin(requests, watch=sampling.race is not None)
         stopped = True
@@ -288,8 +289,8 @@ class Collector:
         self._failures.append(f"{which}: {answer.error}")
         said = self._failures[-1] if answer.trace is None else f"{self._failures[-1]}\n{answer.trace}"
         self._context.observer.event("environment_failed", said)
-        assert self._player is not None
-        if len(self._failures) > (most := self._player.options.max_failures_per_step):
+        assert self._episodes is not None
+        if len(self._failures) > (most := self._episodes.options.max_failures_per_step):
             raise PacelineError(
                 f"{len(self._failures)} episodes of this step failed by their environment, "
                 f"environment.max_failures_per_step is {most}: {'; '.join(self._failures[:3])}",

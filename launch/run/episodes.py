@@ -1,4 +1,4 @@
-"""The episodes of one round: turns from engines, answers from environments, and what follows each.
+"""The episodes of a round: turns from engines, answers from environments, and what follows each.
 
 Owns the progress of each episode. The next party is asked at once, in order of arrival. Its input depends only on the
 episode: the prompt, the tokens and the environment's answers.
@@ -65,18 +65,6 @@ class _Running:
 
 
 @dataclass(frozen=True, slots=True)
-class EpisodeRunner:
-    """The parts that all episodes of a run share."""
-
-    options: EnvironmentOptions
-    environments: EnvironmentPool
-    template: Template
-
-    def begin(self, batch: Batch) -> "Episodes":
-        return Episodes(self, batch)
-
-
-@dataclass(frozen=True, slots=True)
 class EpisodeEnded:
     """The episode is complete."""
 
@@ -93,14 +81,21 @@ class EpisodeFailed:
 
 
 class Episodes:
-    """Episodes of one batch. Each answer returns what follows: a turn to sample, or the episode's end."""
+    """The episodes of a run, one batch after another. Each answer returns what follows: a turn to sample, or the
+    episode's end."""
 
-    def __init__(self, player: EpisodeRunner, batch: Batch) -> None:
-        self._batch, self._options, self._environments = batch, player.options, player.environments
-        self._template = player.template
+    def __init__(self, options: EnvironmentOptions, environments: EnvironmentPool, template: Template) -> None:
+        self.options, self._environments, self._template = options, environments, template
         self._running: dict[int, _Running] = {}
         self._asked: set[int] = set()  # those that wait for their environment
         self._done: list[_Running] = []
+
+    def begin(self, batch: Batch) -> None:
+        """Begin the episodes of a batch, and drop those of the one before."""
+        self._batch = batch
+        self._running.clear()
+        self._asked.clear()
+        self._done.clear()
         self._environments.begin()
         for request in batch.requests:
             self._running[request.request_id] = _Running(
@@ -185,7 +180,7 @@ class Episodes:
             return self._end(running, FinishReason.STOP)
         if running.length >= running.room:
             return self._end(running, FinishReason.LENGTH)
-        if len(running.rollouts) >= self._options.max_turns:
+        if len(running.rollouts) >= self.options.max_turns:
             return self._end(running, FinishReason.TURNS)
         observed = [self._cut(message) for message in answer.observation]
         if observed:
@@ -208,10 +203,10 @@ class Episodes:
         return replace(
             asked,
             prompt_tokens=np.concatenate([running.prompt_tokens, *running.parts]).astype(np.int32),
-            sampling=replace(asked.sampling, max_new_tokens=min(left, self._options.max_turn_tokens or left)),
+            sampling=replace(asked.sampling, max_new_tokens=min(left, self.options.max_turn_tokens or left)),
             expected_tokens=max(1.0, asked.expected_tokens - drawn),
             earlier_tokens=begun,
-            continues=len(running.rollouts) + 1 < self._options.max_turns,
+            continues=len(running.rollouts) + 1 < self.options.max_turns,
         )
 
     def _end(self, running: _Running, reason: FinishReason) -> EpisodeEnded:
@@ -247,6 +242,6 @@ class Episodes:
 
     def _cut(self, message: dict[str, str]) -> dict[str, str]:
         """Truncate a message's text to max_observation_tokens."""
-        most, tokenizer = self._options.max_observation_tokens, self._template.tokenizer
+        most, tokenizer = self.options.max_observation_tokens, self._template.tokenizer
         tokens: Sequence[int] = tokenizer.encode(message["content"], add_special_tokens=False)
         return message if len(tokens) <= most else {**message, "content": str(tokenizer.decode(tokens[:most]))}

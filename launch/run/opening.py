@@ -46,7 +46,7 @@ from launch.observe import Observer, SpeculationMeter
 from launch.precision import precision_text
 from launch.run.collect import Collector
 from launch.run.deltas import DeltaChoice
-from launch.run.episodes import EpisodeRunner
+from launch.run.episodes import Episodes
 from launch.run.inputs import Inputs, load_inputs
 from launch.run.job import Job, prompt_skip
 from launch.run.lookahead import Lookahead
@@ -115,12 +115,12 @@ def open_job(
             ahead_apart=only_apart(config),
         )
         stack.callback(dispatcher.close)
-        environments = player = None
+        environments = episodes = None
         if config.environment is not None:
             environments = stack.enter_context(
                 EnvironmentPool(config.environment, context, actor_options=versions.off_unvouched)
             )
-            player = EpisodeRunner(config.environment, environments, inputs.template)
+            episodes = Episodes(config.environment, environments, inputs.template)
         autoscaler = Autoscaler(placement.plan, there=scaled())
         fleet = Fleet(dispatcher, placement, learner, versions, drafter, autoscaler, context)
         stack.callback(fleet.close)
@@ -150,7 +150,7 @@ def open_job(
                 inputs.tokenizer,
                 share=meter is not None,
                 fleet=fleet,
-                player=player,
+                episodes=episodes,
                 drafter=drafter,
             ),
             fleet=fleet,

@@ -14,7 +14,7 @@ from contracts.rewards import Grade
 from contracts.rollout import FinishReason, Request, Rollout, Sampled, SamplingParams
 from examples.words import EOS, PAD, UNK, word_tokenizer
 from launch.batch import Batch, Pick
-from launch.run.episodes import Episode, EpisodeEnded, EpisodeFailed, EpisodeRunner, Episodes
+from launch.run.episodes import Episode, EpisodeEnded, EpisodeFailed, Episodes
 from launch.run.groups import Graded, sequence
 from tests.engine.test_stopping import byte_level, wrapped
 
@@ -38,8 +38,8 @@ class World:
         self.turns: list[Request] = []
         self.ended: list[tuple[Rollout, Episode]] = []
         self.failed: list[tuple[int, str | None]] = []
-        player = EpisodeRunner(EnvironmentOptions(factory="a:B", **options), self, TEMPLATE)
-        self.episodes: Episodes = player.begin(self.batch)
+        self.episodes = Episodes(EnvironmentOptions(factory="a:B", **options), self, TEMPLATE)
+        self.episodes.begin(self.batch)
 
     def begin(self) -> None:
         self.calls.clear()
