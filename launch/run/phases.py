@@ -2,8 +2,6 @@
 decode. Owns what happens before each phase; the learner and the engines implement it.
 """
 
-from dataclasses import dataclass
-
 from launch.config import Config
 from launch.config.memory import device_of, phase_fits
 from launch.context import RunContext
@@ -13,32 +11,25 @@ from launch.failover import FailoverLearner
 SLEEP_TIMEOUT_S = 30.0
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryPhases:
-    engines_sleep: bool  # without their KV cache, while the learner works
-    optimizer_away: bool  # on the host, while engines decode
+def memory_phases(config: Config, device_bytes: int | None) -> tuple[bool, bool]:
+    """Return whether engines sleep, without their KV cache, while the learner works; and whether the optimizer's state
+    is away, on the host, while engines decode.
 
-
-EVERYBODY_STAYS = MemoryPhases(engines_sleep=False, optimizer_away=False)
-_CAREFUL = MemoryPhases(engines_sleep=True, optimizer_away=True)
-
-
-def memory_phases(config: Config, device_bytes: int | None) -> MemoryPhases:
-    """Choose the phases by `cluster.offload`; auto: the least offloading with which all phases fit a shared GPU, by the
-    memory plan. `device_bytes`: memory of such a GPU; None (unknown): offload everything."""
+    By `cluster.offload`; auto: the least offloading with which all phases fit a shared GPU, by the memory plan.
+    `device_bytes`: memory of such a GPU; None (unknown): offload everything."""
     match config.cluster.offload:
         case "never":
-            return EVERYBODY_STAYS
+            return False, False
         case "always":
-            return _CAREFUL
+            return True, True
     if config.cluster.layout != "colocated" or "cpu" in (config.learner.device, config.rollout.engine.device):
-        return EVERYBODY_STAYS
+        return False, False
     for engines_sleep, optimizer_away in ((False, False), (True, False), (False, True)):
         if device_bytes is not None and phase_fits(
             config, device_bytes, engines_sleep=engines_sleep, optimizer_away=optimizer_away
         ):
-            return MemoryPhases(engines_sleep, optimizer_away)
-    return _CAREFUL
+            return engines_sleep, optimizer_away
+    return True, True
 
 
 class SharedMemory:
@@ -48,23 +39,25 @@ class SharedMemory:
     def __init__(self, learner: FailoverLearner, dispatcher: RolloutDispatcher, context: RunContext) -> None:
         config = context.config
         device = device_of(config)
-        self._phases = memory_phases(config, None if device is None else device.memory_bytes)
+        device_bytes = None if device is None else device.memory_bytes
+        self._engines_sleep, self._optimizer_away = memory_phases(config, device_bytes)
+        self._shares = self._engines_sleep or self._optimizer_away
         self._learner, self._dispatcher, self._observer = learner, dispatcher, context.observer
         moves = [
-            *(["engines sleep while the learner works"] if self._phases.engines_sleep else []),
-            *(["the optimizer's state is on the host while engines decode"] if self._phases.optimizer_away else []),
+            *(["engines sleep while the learner works"] if self._engines_sleep else []),
+            *(["the optimizer's state is on the host while engines decode"] if self._optimizer_away else []),
         ]
         if moves:
             context.observer.event("memory_phases", f"{'; '.join(moves)} (cluster.offload: {config.cluster.offload})")
 
     def decode(self) -> None:
         """Prepare for engines to decode; their first work wakes them."""
-        if self._phases != EVERYBODY_STAYS:
-            self._learner.rest(optimizer=self._phases.optimizer_away)
+        if self._shares:
+            self._learner.rest(optimizer=self._optimizer_away)
 
     def learn(self) -> None:
         """Prepare for the learner to work, while engines are idle."""
-        if self._phases.engines_sleep:
+        if self._engines_sleep:
             for name, reason in self._dispatcher.sleep(SLEEP_TIMEOUT_S).items():
                 self._observer.event("engine_awake", f"{name} keeps its KV cache while the learner works: {reason}")
 
@@ -82,4 +75,4 @@ class SharedMemory:
     @property
     def _wanted(self) -> bool:
         """Whether engines decode in memory that a learner would need."""
-        return self._phases != EVERYBODY_STAYS and any(now.running for now in self._dispatcher.workers().values())
+        return self._shares and any(now.running for now in self._dispatcher.workers().values())

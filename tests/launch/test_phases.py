@@ -7,7 +7,7 @@ import pytest
 from launch.config import Config
 from launch.dispatch import SeatState, WorkerNow
 from launch.run import phases
-from launch.run.phases import EVERYBODY_STAYS, MemoryPhases, SharedMemory, memory_phases
+from launch.run.phases import SharedMemory, memory_phases
 from launch.run.publish import way_of
 from tests.context import run_context
 
@@ -52,22 +52,22 @@ def test_the_least_that_fits_is_done_and_all_of_it_where_nothing_is_known(monkey
         phases, "phase_fits", lambda c, b, *, engines_sleep, optimizer_away: (engines_sleep, optimizer_away) in fits
     )
     colocated = config({"layout": "colocated"})
-    assert memory_phases(colocated, None) == MemoryPhases(True, True)
-    assert memory_phases(colocated, 80) == MemoryPhases(True, True)
+    assert memory_phases(colocated, None) == (True, True)
+    assert memory_phases(colocated, 80) == (True, True)
     fits.add((False, True))
-    assert memory_phases(colocated, 80) == MemoryPhases(False, True)
+    assert memory_phases(colocated, 80) == (False, True)
     fits.add((True, False))
-    assert memory_phases(colocated, 80) == MemoryPhases(True, False)
+    assert memory_phases(colocated, 80) == (True, False)
     fits.add((False, False))
-    assert memory_phases(colocated, 80) == EVERYBODY_STAYS
+    assert memory_phases(colocated, 80) == (False, False)
 
 
 def test_who_shares_no_gpu_stays_unless_told() -> None:
-    assert memory_phases(config({}), None) == EVERYBODY_STAYS
-    assert memory_phases(config({"layout": "disaggregated"}), None) == EVERYBODY_STAYS
-    assert memory_phases(config({"layout": "colocated"}, device="cpu"), None) == EVERYBODY_STAYS
-    assert memory_phases(config({"layout": "colocated", "offload": "never"}), None) == EVERYBODY_STAYS
-    assert memory_phases(config({"offload": "always"}), None) == MemoryPhases(True, True)
+    assert memory_phases(config({}), None) == (False, False)
+    assert memory_phases(config({"layout": "disaggregated"}), None) == (False, False)
+    assert memory_phases(config({"layout": "colocated"}, device="cpu"), None) == (False, False)
+    assert memory_phases(config({"layout": "colocated", "offload": "never"}), None) == (False, False)
+    assert memory_phases(config({"offload": "always"}), None) == (True, True)
 
 
 class Recorded:
