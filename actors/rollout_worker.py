@@ -56,10 +56,6 @@ _log = logging.getLogger(__name__)
 _LEAVE_S = 10.0  # for the driver to take back its requests; then the process ends
 
 
-class NoEngineError(RuntimeError):
-    """A call that needs an engine reached a worker without a running one."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SupervisorStatus:
     """A worker's status, as of the last event from its engine."""
@@ -145,7 +141,7 @@ class RolloutWorker:
 
         Pass an ObjectRef as `memory`: it arrives as a read-only view of the object store. Drafter training here stops
         before requests are sent. Commands keep their order, even if some wait: an abort never overtakes its requests.
-        Raises NoEngineError, EngineDiedError."""
+        Raises EngineDiedError."""
         if isinstance(command, bytes):
             command = cast(Command, pickle.loads(command))
         if isinstance(command, Answered):
@@ -162,7 +158,7 @@ class RolloutWorker:
     async def ask(self, command: Answered[Any], memory: Memory | None = None) -> Any:
         """Send the engine a command and return its answer; the caller sets the deadline. `memory`: as in `tell`.
 
-        New weights also go to the trainer here, once the engine has them. Raises NoEngineError, EngineDiedError."""
+        New weights also go to the trainer here, once the engine has them. Raises EngineDiedError."""
         incarnation = self._engine()
         answer = await self._ask(incarnation, command, memory)
         if isinstance(answer, WeightsLoaded):
@@ -305,7 +301,7 @@ class RolloutWorker:
 
     def _engine(self) -> Incarnation:
         if self._current is None:
-            raise NoEngineError(f"{self._name} has no engine: {self._reason or self._engine_state}")
+            raise EngineDiedError(f"{self._name} has no engine: {self._reason or self._engine_state}")
         return self._current
 
     async def _ask(self, incarnation: Incarnation, command: Answered[A], memory: Memory | None = None) -> A:

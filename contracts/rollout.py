@@ -448,4 +448,5 @@ Event = DriverEvent | Recorded | EngineIdle | EngineAnswer
 
 
 class EngineDiedError(RuntimeError):
-    """The engine process ended unexpectedly: exit code or signal, and the tail of its stderr."""
+    """There is no engine process: none was started, or it ended unexpectedly, with its exit code or signal and the tail
+    of its stderr."""

@@ -12,7 +12,7 @@ import pytest
 from actors import incarnation
 from actors.engine.shared_rollouts import pack
 from actors.incarnation import StreamEnds
-from actors.rollout_worker import NoEngineError, RolloutWorker
+from actors.rollout_worker import RolloutWorker
 from contracts.engine import Abort, LoadDrafters, Remember, SaveDrafters, Submit, UpdateWeights
 from contracts.rollout import (
     DraftersSaved,
@@ -63,7 +63,7 @@ def finished_and_said(events: Sequence[object], request: Request) -> tuple[list[
 @pytest.mark.asyncio
 async def test_streams_progress_and_rollouts_and_allows_one_reader() -> None:
     w = worker()
-    with pytest.raises(NoEngineError, match="w has no engine: none"):
+    with pytest.raises(EngineDiedError, match="w has no engine: none"):
         await w.tell(Submit((make_request(0),)))
     await w.restart_engine()
     stream = w.stream()
@@ -187,9 +187,9 @@ async def test_drafters_hear_of_other_workers_and_are_saved(tmp_path: Path) -> N
     notes = tmp_path / "notes"
     w = worker(notes=str(notes))
     shared = pack([(array(1), array(2, 3), 0), (array(4, 5), array(6), 1), (array(7), array(8), 2)])
-    with pytest.raises(NoEngineError):
+    with pytest.raises(EngineDiedError):
         await w.tell(Remember(1), shared)
-    with pytest.raises(NoEngineError):
+    with pytest.raises(EngineDiedError):
         await w.ask(SaveDrafters(str(tmp_path)))
     await w.restart_engine()
     await w.tell(Remember(1), shared)
