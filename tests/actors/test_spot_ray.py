@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import ray
 
@@ -17,6 +18,7 @@ from actors.data_buffer import DataBufferActor
 from actors.rollout_worker import SupervisorStatus
 from actors.spot_host import DrafterEvent, SpotPlan
 from benchmarks.alone import DispatcherAlone, spawner
+from config.coordinator import CoordinatorOptions
 from config.drafter import BufferOptions
 from config.rollout import RolloutOptions
 from contracts.coordinator import RolloutComplete, RolloutStarted
@@ -65,9 +67,9 @@ class Fleet:
 
 
 @contextmanager
-def fleet(folder: Path) -> Iterator[Fleet]:
+def fleet(folder: Path, options: CoordinatorOptions = OPTIONS) -> Iterator[Fleet]:
     buffer = ray.remote(DataBufferActor).options(num_cpus=0).remote(BufferOptions(), 0)
-    with served() as server:
+    with served(options) as server:
 
         def engine(name: str) -> "partial[FakeEngine]":
             return partial(FakeEngine, FakeOptions(notes=str(folder / f"{name}-engine")))
@@ -77,7 +79,7 @@ def fleet(folder: Path) -> Iterator[Fleet]:
             return SpotPlan(
                 factory=script.trainer,
                 endpoint=server.endpoint,
-                coordinator=OPTIONS,
+                coordinator=options,
                 stop_timeout_s=10.0,
             )
 
@@ -131,15 +133,20 @@ def test_weights_outlive_the_worker_that_made_them(tmp_path: Path) -> None:
 
 def test_weights_whose_worker_dies_right_after_it_said_that_they_are_ready_were_never_heard_of(tmp_path: Path) -> None:
     """The driver goes on with what it has; whoever trains next goes on from there."""
-    with fleet(tmp_path) as f:
+    with fleet(
+        tmp_path, OPTIONS.model_copy(update={"lease_s": 8})
+    ) as f:  # the next one trains when the lost one's lease has ended
         f.wait_for(lambda: len(f.weights) >= 2)  # what trainers start with
+        pids = {name: status.pid for name, status in statuses(f.dispatcher).items()}
         died: list[str] = []
         fetch = f.dispatcher.drafters.fetch
 
         def dies_first(seat: Any, version: int) -> None:
             if version > 0 and not died:
                 died.append(seat.name)
-                ray.kill(seat.handle, no_restart=True)
+                process = psutil.Process(pids[seat.name])
+                process.kill()  # ray.kill returns before it is dead, so the weights could still be had
+                process.wait(DEADLINE_S)
             fetch(seat, version)
 
         f.dispatcher.drafters.fetch = dies_first  # type: ignore[method-assign]
