@@ -124,6 +124,7 @@ class TrainStopped:
     step: int
     seconds: float  # since the command
     reason: str = ""
+    cpu_s: float = 0.0  # of the trainer's process outside sessions, since the last of these: before, after, and saving
 
 
 @dataclass(frozen=True, slots=True)

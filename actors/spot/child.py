@@ -79,6 +79,7 @@ class Inbox(queue.SimpleQueue[SpotCommand | Close]):
 
     def __init__(self) -> None:
         self.stop = threading.Event()
+        self.stopped_cpu_s = 0.0  # processor seconds of this process when the last of those came
         self._lock = threading.Lock()
         self._stops = 0
 
@@ -86,6 +87,7 @@ class Inbox(queue.SimpleQueue[SpotCommand | Close]):
         if isinstance(item, StopTraining | Close):
             with self._lock:
                 self._stops += 1
+                self.stopped_cpu_s = time.process_time()
                 self.stop.set()
         super().put(item, block, timeout)
 
@@ -127,6 +129,7 @@ class SpotLoop:
             start.options.micro_step_tokens, config.vocab_size, config.hidden_size, fused * config.hidden_size
         )
         self._newest = (0, 0)  # latest session and epoch
+        self._entered_cpu_s = self._told_cpu_s = time.process_time()
         hear(link, self._inbox)
 
     @property
@@ -185,6 +188,8 @@ class SpotLoop:
     def _enter(self, session: TrainSession) -> None:
         if (session.session, session.epoch) <= self._newest:
             return  # late, or a repetition
+        if self._members.session is None:
+            self._entered_cpu_s = time.process_time()
         self._newest = session.session, session.epoch
         self._residence.move_in()
         store = self._members.enter(session)
@@ -197,9 +202,17 @@ class SpotLoop:
         self._feeding.clear()
         self._residence.move_out()
         number = session.session if session else self._newest[0]
-        self._tell(TrainStopped(number, self.trainer.steps, time.time() - at_s, reason))
+        stopped = TrainStopped(number, self.trainer.steps, time.time() - at_s, reason, self._cpu_s(session is not None))
+        self._tell(stopped)
         if led:
             self._save()
+
+    def _cpu_s(self, in_session: bool) -> float:
+        """Return the process's CPU seconds since the last call, less those of the session up to the command to stop."""
+        now_s = time.process_time()
+        told_s, self._told_cpu_s = self._told_cpu_s, now_s
+        ended_s = self._inbox.stopped_cpu_s if self._inbox.stopped_cpu_s > self._entered_cpu_s else now_s
+        return now_s - told_s - (ended_s - self._entered_cpu_s if in_session else 0.0)
 
     def _load(self, manifest: WeightsManifest, memory: Bytes) -> None:
         """Continue from other weights, with their optimizer state if a checkpoint here has it."""

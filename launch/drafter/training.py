@@ -331,8 +331,8 @@ class DrafterTraining:
             self.payoff.demand()
         self._observer.event("drafter_collapsed", f"{why}: retraining in the next RL step")
 
-    def take(self, step: int, speculation: StepSpeculation | None) -> StepDrafter:
-        """Return the record of RL step `step`."""
+    def take(self, step: int, step_s: float, speculation: StepSpeculation | None) -> StepDrafter:
+        """Return the record of RL step `step`, which took `step_s` seconds."""
         if self._trained:
             self._drift.trained(step)
         if self._collapsed:  # this RL step's training began before the collapse
@@ -341,16 +341,18 @@ class DrafterTraining:
         for node, stats in self._watch.look().items():
             self.meter.buffer(node, sequences=stats.sequences, bytes=stats.bytes)
         taken = self.meter.take(self._target_version, speculation)
-        return taken if self.payoff is None else self._judged(self.payoff, taken)
+        return taken if self.payoff is None else self._judged(self.payoff, step_s, taken)
 
-    def _judged(self, payoff: TrainingPayoff, taken: StepDrafter) -> StepDrafter:
+    def _judged(self, payoff: TrainingPayoff, step_s: float, taken: StepDrafter) -> StepDrafter:
         """Decide by this RL step whether training goes on, and add what that is based on."""
         used, updates = taken.drafted, taken.updates
         accepted_s = 0.0 if used is None else used.seconds * used.accepted / max(used.accepted + used.request_steps, 1)
         right = [update.accuracy for update in updates if update.accuracy is not None]
+        shared = self._config.cluster.layout == "embedded"  # with engines and the learner, outside a rollout's tail
         news = payoff.observe(
             stake_s=accepted_s,
-            cost_s=taken.counts["recording_s"],
+            cost_s=taken.counts["recording_s"] + (taken.counts["cpu_s"] if shared else 0.0),
+            step_s=step_s,
             accuracy=sum(right) / len(right) if right else None,
             acceptance=taken.acceptance,
         )

@@ -52,7 +52,7 @@ class StepDrafter:
 
     updates: Sequence[Update]
     worker_s: float  # spent in micro-steps, summed over workers
-    # published, rolled_back, preempted, failures, recorded_bytes, recording_skipped, recording_s
+    # published, rolled_back, preempted, failures, recorded_bytes, recording_skipped, recording_s, cpu_s
     counts: Mapping[str, float]
     levels: Mapping[str, float]  # version, stale_versions, buffer_bytes, buffer_sequences, stop_s: those known
     published: Sequence[int] = ()  # versions
@@ -117,7 +117,7 @@ class DrafterMeter:
         self._rolled_back: list[int] = []
         self._counts: Counter[str] = Counter()
         self._stop_s: float | None = None
-        self._recording_s = 0.0
+        self._recording_s = self._cpu_s = 0.0
 
     def event(self, worker: str, event: TrainerEvent) -> None:
         """Take an event of a worker's trainer."""
@@ -127,8 +127,9 @@ class DrafterMeter:
                 self._trained_on = max(event.target_version, self._trained_on or 0)
             case TrainedWeights():
                 self.published(event.manifest.version)
-            case TrainStopped(seconds=seconds, reason=reason):
+            case TrainStopped(seconds=seconds, reason=reason, cpu_s=cpu_s):
                 self._stop_s = max(seconds, self._stop_s or 0.0)
+                self._cpu_s += cpu_s
                 self._counts["preempted"] += not reason
             case TrainFailed():
                 self._counts["failures"] += 1
@@ -171,7 +172,10 @@ class DrafterMeter:
             "stop_s": self._stop_s,
         }
         names = "preempted", "failures", "recorded_bytes", "recording_skipped"
-        counts = {name: float(self._counts[name]) for name in names} | {"recording_s": self._recording_s}
+        counts = {name: float(self._counts[name]) for name in names} | {
+            "recording_s": self._recording_s,
+            "cpu_s": self._cpu_s,
+        }
         counts |= {"published": float(len(self._published)), "rolled_back": float(len(self._rolled_back))}
         strategies = {} if speculation is None else speculation.strategies
         used, acceptance = by_drafter(strategies).get(TRAINED), AcceptanceTally()

@@ -62,8 +62,9 @@ def record_step(job: Job, notes: StepNotes, handed: Published) -> None:
     groups = [group for collected in notes.rounds for group in collected.groups]
     drawn = [member for collected in notes.sampled for member in collected.members]
     speculation = job.speculation.take(verified(drawn)) if job.speculation is not None else None
-    drafter = job.drafter.take(job.sampled_step, speculation) if job.drafter is not None else None
+    drafter = None
     if job.drafter is not None:
+        drafter = job.drafter.take(job.sampled_step, end_s - notes.start_s, speculation)
         job.dispatcher.drafters.record(job.drafter.records)
     learner_metrics, learner_seconds = job.learner.take()
     meanwhile_s = sum(collected.rollout_s + collected.reward_wait_s for collected in notes.ahead)

@@ -6,10 +6,14 @@ training is worth
 
     (change with training - change without) x LASTS x the seconds that its accepted tokens take
 
-and costs what the engines measured for recording. A change within its standard error counts as none. After a block that
-was not worth its cost idle workers rest, and nothing is recorded. They train again once the drafter is measured to age,
-or for a probe after each pause, which doubles. A drafter that still learns, by its accuracy on new sequences before an
-update, is not stopped in its first LEARNS blocks: engines do not use a fresh one.
+and costs what was measured of recording and, where trainers share the cores of what they hold up, of their processors
+outside idle time. A change within its standard error counts as none. After a block that was not worth its cost idle
+workers rest, and nothing is recorded. They train again once the drafter is measured to age, or for a probe after each
+pause, which doubles. A drafter that still learns, by its accuracy on new sequences before an update, is not stopped in
+its first LEARNS blocks: engines do not use a fresh one.
+
+Until training was worth its cost it may take ADVANCE of the RL steps' time. After an RL step that took more it waits
+until the others have made up for it; those count in no block.
 """
 
 from dataclasses import dataclass, field
@@ -21,6 +25,7 @@ LASTS = 8  # RL steps that a gain in acceptance is assumed to last
 BLOCK = 4  # RL steps
 LEARNS = 8  # blocks
 RISES = 0.01  # of its first guesses more, from one block to the next: it still learns
+ADVANCE = 0.01  # of the RL steps' time, for training that has not paid yet
 MEASURED = 8  # blocks of training, after which a drift of the target is measured again
 _FIRST_PAUSE, _LONGEST_PAUSE = 2, 16  # blocks
 
@@ -29,9 +34,11 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 2, 16  # blocks
 class TrainingPayoff:
     """Choice for the next RL step: `trains`. Call `observe` once per RL step."""
 
-    trains: bool = True
     worth_s: float | None = None  # of one RL step of training, as last judged; None: not yet
     cost_s: float = 0.0  # of one RL step of training
+    _wants: bool = True  # to train, as last judged
+    _owed_s: float = 0.0  # beyond ADVANCE; it waits while there are any
+    _waited: bool = False  # ever
     _rising: float = 0.0  # change of acceptance per RL step with training
     _fading: float = 0.0  # without
     _before: AcceptanceTally | None = None  # of the block before; in a rest, of the last one with training
@@ -48,28 +55,48 @@ class TrainingPayoff:
     _spent_s: float = 0.0
     _right: list[float] = field(default_factory=list)
 
-    def observe(self, *, stake_s: float, cost_s: float, accuracy: float | None, acceptance: AcceptanceTally) -> str:
-        """Add an RL step. Return why training stops or begins again, else "".
+    @property
+    def trains(self) -> bool:
+        """Whether idle workers may train in the next RL step."""
+        return self._wants and self._owed_s <= 0
+
+    def observe(
+        self, *, stake_s: float, cost_s: float, step_s: float, accuracy: float | None, acceptance: AcceptanceTally
+    ) -> str:
+        """Add an RL step of `step_s` seconds. Return why training stops, waits or begins again, else "".
 
         stake_s: seconds of the engine steps that drafted with it, times the accepted share of their tokens.
-        cost_s: of recording. accuracy: share of first guesses before each update; None: there was none."""
-        self._steps += 1
+        cost_s: of recording and training. accuracy: share of first guesses before each update; None: there was none."""
+        waits = self._wants and self._owed_s > 0
+        proven = self.worth_s is not None and self.worth_s > self.cost_s
+        self._owed_s = 0.0 if proven else max(self._owed_s + cost_s - ADVANCE * step_s, 0.0)
+        self._spent_s += cost_s
+        if waits:
+            return ""
+        self._steps, self._stake_s = self._steps + 1, self._stake_s + stake_s
         self._tally = self._tally.with_(acceptance)
-        self._stake_s, self._spent_s = self._stake_s + stake_s, self._spent_s + cost_s
         if accuracy is not None:
             self._right.append(accuracy)
-        return self._judge() if self._steps >= BLOCK else ""
+        said = self._judge() if self._steps >= BLOCK else ""
+        if said or self.trains or self._waited or not self._wants:
+            return said
+        self._waited = True
+        return (
+            f"waits: it took {cost_s:.2g} of the RL step's {step_s:.2g} s, and may take {ADVANCE:.0%} until it has paid"
+        )
 
     def demand(self) -> None:
         """Train again: the drafter has collapsed."""
-        if not self.trains:
-            self.trains, self._since = True, 0
+        self._owed_s = 0.0
+        if not self._wants:
+            self._wants, self._since = True, 0
             self._clear()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint, as JSON. A block that has not ended begins again."""
         return {
-            "trains": self.trains,
+            "trains": self._wants,
+            "owed": [self._owed_s, self._waited],
             "cost_s": self.cost_s,
             "rates": [self._rising, self._fading],
             "before": None if self._before is None else self._before.to_json(),
@@ -79,7 +106,9 @@ class TrainingPayoff:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.trains, self.cost_s = bool(state["trains"]), float(state["cost_s"])
+        self._wants, self.cost_s = bool(state["trains"]), float(state["cost_s"])
+        owed = state.get("owed", (0.0, False))  # a run of before has none
+        self._owed_s, self._waited = float(owed[0]), bool(owed[1])
         self._rising, self._fading = map(float, state["rates"])
         self._before = None if state["before"] is None else AcceptanceTally.from_json(state["before"])
         self._accuracy = state["accuracy"]
@@ -95,7 +124,7 @@ class TrainingPayoff:
         stake_s, known = self._stake_s / self._steps, self._change()
         accuracy = sum(self._right) / len(self._right) if self._right else None
         learns = accuracy is not None and (self._accuracy is None or accuracy >= self._accuracy + RISES)
-        if self.trains:
+        if self._wants:
             self._trained += 1
             self.cost_s, self._rising = self._spent_s / self._steps, known or 0.0
         elif known is not None:
@@ -103,7 +132,7 @@ class TrainingPayoff:
         self.worth_s = LASTS * stake_s * (self._rising - self._fading)
         tally, first = self._tally, self._before is None
         self._clear()
-        if not self.trains:
+        if not self._wants:
             said = self._rested()
             self._before = tally if said and tally.drafted else self._before  # said: it trains again
             return said
@@ -112,9 +141,7 @@ class TrainingPayoff:
         if first or ages or (learns and self._trained < LEARNS):
             return ""
         if self.worth_s <= self.cost_s:
-            return self._rests(
-                self._pause, f"worth {self.worth_s:.2g} s an RL step, recording takes {self.cost_s:.2g} s"
-            )
+            return self._rests(self._pause, f"worth {self.worth_s:.2g} s an RL step, it takes {self.cost_s:.2g} s")
         self._pause = _FIRST_PAUSE
         if self._since >= MEASURED and LASTS * stake_s * self._rising <= self.cost_s:
             return self._rests(1, "to measure how the drafter ages without")
@@ -128,19 +155,19 @@ class TrainingPayoff:
             return None
         gain = min(found.level - 1.0, 1.0)  # a drafter that nobody used before has no level to compare with
         rate = 0.0 if abs(gain) <= found.error else gain / BLOCK
-        if not self.trains:
+        if not self._wants:
             return rate / (self._since - 0.5)
         return rate - self._fading / 2 if self._rested_before and self._since == 1 else rate
 
     def _rests(self, blocks: int, why: str) -> str:
-        self.trains, self._since, self._left = False, 0, blocks
+        self._wants, self._since, self._left = False, 0, blocks
         return f"stops for {blocks * BLOCK} RL steps at most: {why}"
 
     def _rested(self) -> str:
         ages = self.worth_s is not None and self.worth_s > self.cost_s
         if not ages and self._since < self._left:
             return ""
-        self.trains, self._since, self._aged, self._rested_before = True, 0, ages, True
+        self._wants, self._since, self._aged, self._rested_before = True, 0, ages, True
         if ages:
             return f"goes on: without it acceptance falls by {-self._fading:.2%} an RL step, worth {self.worth_s:.2g} s"
         self._pause = min(2 * self._pause, _LONGEST_PAUSE)

@@ -65,7 +65,7 @@ def test_metrics_of_a_step() -> None:
         micro(2, loss=math.nan, top3=math.nan, tokens=0, at_s=0.2),
         published(2),
         Checkpointed(2, "somewhere", 0.01, 0.2),
-        TrainStopped(1, 2, 0.03),
+        TrainStopped(1, 2, 0.03, cpu_s=0.5),
         TrainStopped(2, 2, 0.01, reason="no data"),
     ):
         meter.event("rollout-0", event)
@@ -101,6 +101,7 @@ def test_metrics_of_a_step() -> None:
             "drafter/recorded_bytes": 1000.0,
             "drafter/recording_skipped": 2.0,
             "drafter/recording_s": 0.75,
+            "drafter/cpu_s": 0.5,
         }
     )
 
@@ -127,6 +128,7 @@ def test_take_begins_anew_and_keeps_what_still_holds() -> None:
         "drafter/recorded_bytes": 0.0,
         "drafter/recording_skipped": 0.0,
         "drafter/recording_s": 0.0,
+        "drafter/cpu_s": 0.0,
     }
 
 

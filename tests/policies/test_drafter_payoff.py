@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.drafter.acceptance import AcceptanceTally
-from policies.drafter.payoff import BLOCK, LEARNS, TrainingPayoff
+from policies.drafter.payoff import ADVANCE, BLOCK, LEARNS, TrainingPayoff
 
 DRAFTS, DEPTH = 4_000, 4  # of one RL step
 LONGEST_REST = 16 * BLOCK
@@ -25,6 +25,7 @@ class World:
     pace: float = 0.1  # of the way to `best`, per RL step of training
     stake_s: float = 5.0  # 0: engines do not use it
     cost_s: float = 0.3
+    step_s: float = 1_000.0
     draw: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
 
     def run(self, payoff: TrainingPayoff, steps: int) -> list[bool]:
@@ -35,6 +36,7 @@ class World:
             payoff.observe(
                 stake_s=self.stake_s,
                 cost_s=self.cost_s if payoff.trains else 0.0,
+                step_s=self.step_s,
                 accuracy=self.share + float(self.draw.normal(0, 0.001)) if payoff.trains else None,
                 acceptance=self.tally() if self.stake_s else AcceptanceTally(),
             )
@@ -101,16 +103,55 @@ def test_a_collapse_ends_a_rest() -> None:
     assert all(world.run(payoff, BLOCK))
 
 
+@given(st.lists(st.tuples(st.floats(0, 20), st.floats(0.1, 60)), min_size=1, max_size=300))
+def test_what_has_not_paid_takes_a_hundredth_of_the_time_whatever_it_costs(steps: list[tuple[float, float]]) -> None:
+    """Engines do not use the drafter, which learns all the time: without a bound it would train for LEARNS blocks."""
+    payoff, spent_s, time_s, dearest_s = TrainingPayoff(), 0.0, 0.0, 0.0
+    for at, (cost_s, step_s) in enumerate(steps):
+        cost_s = cost_s if payoff.trains else 0.0
+        spent_s, time_s, dearest_s = spent_s + cost_s, time_s + step_s, max(dearest_s, cost_s)
+        payoff.observe(
+            stake_s=0.0, cost_s=cost_s, step_s=step_s, accuracy=min(0.02 * at, 1.0), acceptance=AcceptanceTally()
+        )
+        assert spent_s <= ADVANCE * time_s + dearest_s + 1e-9
+
+
+def test_what_pays_is_no_longer_bounded() -> None:
+    """It costs a tenth of each RL step and brings more: once that is measured, all of them train."""
+    world = World(share=0.3, best=0.9, drift=0.02, pace=0.3, stake_s=20.0, cost_s=1.0, step_s=10.0)
+    payoff = TrainingPayoff()
+    first = world.run(payoff, 2 * BLOCK * 10)
+    assert sum(first) < len(first) / 2
+    assert sum(world.run(payoff, 40)) >= 30
+
+
+def test_it_says_once_that_it_waits() -> None:
+    world, payoff = World(stake_s=0.0), TrainingPayoff()
+    said = [
+        payoff.observe(stake_s=0.0, cost_s=0.2, step_s=5.0, accuracy=None, acceptance=world.tally())
+        for _ in range(2 * BLOCK)
+    ]
+    assert said[0] == "waits: it took 0.2 of the RL step's 5 s, and may take 1% until it has paid"
+    assert not any(said[1:])
+    assert not payoff.trains
+    payoff.demand()
+    assert payoff.trains, "engines had used it: it collapsed"
+
+
 def test_its_words_name_the_seconds() -> None:
     payoff, said = TrainingPayoff(), []
     for _ in range(2 * BLOCK):
         said.append(
             payoff.observe(
-                stake_s=1.0, cost_s=0.25, accuracy=None, acceptance=AcceptanceTally({"eagle:4": (40_000, 20_000)})
+                stake_s=1.0,
+                cost_s=0.25,
+                step_s=100.0,
+                accuracy=None,
+                acceptance=AcceptanceTally({"eagle:4": (40_000, 20_000)}),
             )
         )
     assert said[:-1] == [""] * (2 * BLOCK - 1)
-    assert said[-1] == "stops for 8 RL steps at most: worth 0 s an RL step, recording takes 0.25 s"
+    assert said[-1] == "stops for 8 RL steps at most: worth 0 s an RL step, it takes 0.25 s"
     assert (payoff.worth_s, payoff.cost_s) == (0.0, 0.25)
 
 
@@ -136,6 +177,7 @@ def test_a_rest_ends_whatever_is_measured__and_a_resumed_run_goes_on_alike(
                 one.observe(
                     stake_s=stake_s,
                     cost_s=cost_s,
+                    step_s=1_000.0,
                     accuracy=accuracy,
                     acceptance=AcceptanceTally({"eagle:4": (1000, accepted)}),
                 )

@@ -19,7 +19,14 @@ from tests.train.killing import EVENTS, Moment, NothingToKillError, VictimName, 
 from tests.train.test_resume import start
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
-SETTINGS = ("rollout.workers=2", "drafter.train=true", "run.steps=8", "checkpoint.every=0", "eval.every=0")
+SETTINGS = (
+    "rollout.workers=2",
+    "drafter.train=true",
+    "drafter.while_it_pays=false",
+    "run.steps=8",
+    "checkpoint.every=0",
+    "eval.every=0",
+)
 VICTIMS: tuple[VictimName, ...] = (
     *("trainer", "engine", "buffer", "rollout_worker", "coordinator", "reward_worker", "learner"),
 )

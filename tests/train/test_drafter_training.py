@@ -38,9 +38,10 @@ MOST_STEPS = 100
 TRAINED = (
     "drafter.train=true",
     "drafter.micro_step_tokens=64",
+    "drafter.while_it_pays=false",  # on these steps of a second it would take longer than a hundredth of the time
     "rollout.speculation={mode: fixed, strategies: ['eagle:3']}",
 )
-ADAPTIVE = (*TRAINED[:2], "rollout.speculation={mode: adaptive}")  # every default drafter and arm
+ADAPTIVE = (*TRAINED[:3], "rollout.speculation={mode: adaptive}")  # every default drafter and arm
 FITTED = "drafter.offline={max_steps: 50, samples: 1}"
 Records = list[dict[str, Any]]
 

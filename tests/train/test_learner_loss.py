@@ -38,7 +38,12 @@ VARIANTS: dict[str, tuple[str, ...]] = {
         *("objective.kl_coef=0.05", "learner.optimizer.schedule=linear", "learner.optimizer.warmup_steps=3"),
         "cluster.weights=broadcast",
     ),
-    "one-rank": ("checkpoint.every=2", "drafter.recording.source=learner", "drafter.train=true"),
+    "one-rank": (
+        "checkpoint.every=2",
+        "drafter.recording.source=learner",
+        "drafter.train=true",
+        "drafter.while_it_pays=false",
+    ),
     "two-ranks": ("learner.ranks=2", "checkpoint.every=0"),  # every loss repeats the updates from the first weights
     "low-bit": ("checkpoint.every=2", "rollout.quantization=w8a8"),
 }

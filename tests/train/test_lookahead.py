@@ -51,7 +51,12 @@ ARMS = {
     "always": AHEAD,
     "three": (*AHEAD, "rollout.workers=3", "rollout.speculation.mode=off"),
     "apart": APART,
-    "trained": (*APART, "drafter.train=true", "drafter.micro_step_tokens=64"),  # who wants the idle seconds too
+    "trained": (
+        *APART,
+        "drafter.train=true",
+        "drafter.while_it_pays=false",
+        "drafter.micro_step_tokens=64",
+    ),  # who wants the idle seconds too
 }
 
 

@@ -49,7 +49,14 @@ def test_the_last_weights_are_evaluated_in_both_precisions(runs: Runs, plain: li
 @pytest.mark.long
 def test_workers_drafts_training_hand_over_and_a_resume_change_nothing(runs: Runs, plain: list[dict[str, Any]]) -> None:
     everything = (
-        *(SHARP, W8A8, "rollout.workers=2", "drafter.train=true", "drafter.micro_step_tokens=64"),
+        *(
+            SHARP,
+            W8A8,
+            "rollout.workers=2",
+            "drafter.train=true",
+            "drafter.while_it_pays=false",
+            "drafter.micro_step_tokens=64",
+        ),
         *("cluster.weights=broadcast", "cluster.offload=always", "checkpoint.every=1"),
     )
     runs.run("w8a8-all", *everything, "run.steps=3")  # ends with engines that hold full precision

@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 
 STEPS = 8
 SETTINGS = (*RULED, "rollout.skip={after: 1, keep: 0.5}", f"run.steps={STEPS}")
-DRAFTING = ("drafter.train=true", "drafter.micro_step_tokens=64")
+DRAFTING = ("drafter.train=true", "drafter.while_it_pays=false", "drafter.micro_step_tokens=64")
 
 
 @pytest.fixture(scope="module")

@@ -70,7 +70,14 @@ def test_phases_of_memory_change_no_number(runs: Runs, ray_head: str, alone: Alo
 @pytest.mark.timeout(600)
 def test_killed_engines_and_workers_cost_no_number_whichever_way_weights_take(runs: Runs, ray_head: str) -> None:
     """With drafters that are trained meanwhile, whose trainers read the target's new weights from the store's copy."""
-    settings = ("rollout.workers=2", "drafter.train=true", "run.steps=5", "checkpoint.every=0", "eval.every=0")
+    settings = (
+        "rollout.workers=2",
+        "drafter.train=true",
+        "drafter.while_it_pays=false",
+        "run.steps=5",
+        "checkpoint.every=0",
+        "eval.every=0",
+    )
     runs.run("undisturbed", *settings)
     process = start(runs, ray_head, "disturbed", *settings, "cluster.weights=broadcast", "cluster.offload=always")
     folder = runs.root / "disturbed"

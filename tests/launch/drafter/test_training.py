@@ -46,7 +46,7 @@ def test_a_collapse_makes_training_due(make: Make, driver: Driver) -> None:
         if driver.said[-1] == (step, True):
             training.event("rollout-0", micro_step(step))
         training.window(drafted(rate))
-        training.take(step, None)
+        training.take(step, 1_000.0, None)
     assert driver.said == [(1, True), (2, False), (3, False), (4, True), (5, False)]
 
 
@@ -69,7 +69,7 @@ def test_when_the_drafter_is_trained(
         if step in trained:
             training.event("rollout-0", micro_step(step))
         training.reached("sampled", step)
-        training.take(step, None)
+        training.take(step, 1_000.0, None)
     assert [said for said in driver.said if isinstance(said, tuple)] == list(enumerate(due, 1))
 
 
@@ -85,7 +85,7 @@ def test_training_that_wins_nothing_stops_by_the_run_s_own_records(
             training.event("rollout-0", micro_step(step))
         training.event("rollout-0", RecordingReport(3, 1000, 0.1, 0))
         used = DraftCounts(request_steps=10_000, drafted=40_000, accepted=20_000, seconds=1.0)
-        metrics = training.take(step, StepSpeculation(strategies={"eagle:4": used}, traces={})).metrics()
+        metrics = training.take(step, 1_000.0, StepSpeculation(strategies={"eagle:4": used}, traces={})).metrics()
     trained = [train for said in driver.said if isinstance(said, tuple) for train in said[1:]]
     if options:
         assert training.records
@@ -189,11 +189,11 @@ def test_what_happened_is_recorded_once(training: DrafterTraining, monkeypatch: 
     training.event("rollout-1", Checkpointed(4, "d", 0.001, 0.2))
     training.event("rollout-1", TrainStopped(1, 4, 0.25))
     training.learned(SimpleNamespace(metrics={"recording/bytes": 76.0}))
-    metrics = training.take(1, None).metrics()
+    metrics = training.take(1, 1_000.0, None).metrics()
     expected = {"micro_steps": 1, "recorded_bytes": 1100, "preempted": 1, "stop_s": 0.25, "failures": 0, "published": 0}
     assert {name: metrics[f"drafter/{name}"] for name in expected} == expected
     assert (metrics["drafter/buffer_sequences"], metrics["drafter/buffer_bytes"]) == (2, 2 * record(0).bytes)
-    again = training.take(2, None).metrics()
+    again = training.take(2, 1_000.0, None).metrics()
     assert again["drafter/micro_steps"] == again["drafter/recorded_bytes"] == 0
     assert spans == [Span("rollout-1", "train_drafter", 5.0, 5.5, 1)]
 
@@ -234,7 +234,7 @@ def test_its_actors_live_as_long_as_the_job(tmp_path: Path) -> None:
         training.plan("rollout-0", EngineOptions())
         buffers = dict(training._actors.buffers.by_node)
         assert buffers == {node["NodeID"]: training.buffer_of(node["NodeID"]) for node in ray.nodes()}
-        assert training.take(1, None).metrics()["drafter/buffer_sequences"] == 0
+        assert training.take(1, 1_000.0, None).metrics()["drafter/buffer_sequences"] == 0
     assert kinds(tmp_path) == ["started", "coordinator"]  # its end is no loss
     for buffer in buffers.values():
         with pytest.raises(RayError):  # killed, it may still answer once or twice

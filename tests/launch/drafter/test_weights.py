@@ -45,7 +45,7 @@ def test_a_collapse_brings_the_last_good_weights_back(
     training.published("rollout-0", ready(returning(20, 35) + 11))
     training.hand_out(engines, 5)
     assert micro_steps(engines.versions[-1]) == 31
-    record = training.take(5, None)
+    record = training.take(5, 1_000.0, None)
     assert (list(record.published), list(record.rolled_back), record.levels["version"]) == (
         [10, 20, 30, 35, 31],
         [30],
@@ -78,7 +78,7 @@ def test_the_reason_of_a_lost_trainer_is_shown_and_its_absence_is_waited_for_by_
     training.event("rollout-1", micro_step())
     training.event("rollout-1", TrainFailed("process 7 ended with signal SIGKILL"))
     training.reached("sampled", 1)
-    record = training.take(1, None)
+    record = training.take(1, 1_000.0, None)
     assert (len(record.updates), record.counts["failures"]) == (1, 1)
     lost = [e["message"] for e in read(tmp_path / "run/events.jsonl") if e["kind"] == "trainer_lost"]
     assert lost == ["rollout-1: process 7 ended with signal SIGKILL"]
@@ -133,7 +133,7 @@ def test_a_resumed_run_knows_when_it_trained_and_how_well_was_drafted(
     training.hand_out(engines, 1)
     training.window(drafted(0.6))
     training.event("rollout-0", micro_step())
-    training.take(1, None)
+    training.take(1, 1_000.0, None)
     training.hand_out(engines, 2)
     state = json.loads(json.dumps(training.state_dict()))
 
