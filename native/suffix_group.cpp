@@ -1,11 +1,8 @@
 #include "suffix_group.h"
 
+#include "suffix_tree.h"
+
 namespace paceline::suffix {
-namespace {
-
-constexpr int kSteps = 96;  // as in suffix_live.cpp
-
-}  // namespace
 
 int32_t GroupText::open(Origin origin, const Token* border, int64_t tokens) {
   texts_.push_back({{border, border + tokens}, std::max<int64_t>(tokens, 1), origin, true});
@@ -36,28 +33,12 @@ void GroupText::close(int32_t text) {
 }
 
 void GroupText::insert(int32_t text, int32_t place) {
-  int32_t fresh = static_cast<int32_t>(nodes_.size());
   Context context{texts_[text].tokens.data() + place, place};
   uint64_t last = last_two(context);
   nodes_.push_back({text, place, -1, -1, last});
-  int32_t node = root_, *less = &nodes_.back().less, *greater = &nodes_.back().greater;
-  root_ = fresh;
-  int below = 0, above = 0;  // common lengths with the nearest smaller and greater context seen
-  for (int steps = kSteps; node >= 0 && steps; --steps) {
-    int length, sign = order(nodes_[node], context, last, std::min(below, above), length);
-    if (sign == 0) {  // the newest of equal contexts replaces the older one
-      *less = nodes_[node].less, *greater = nodes_[node].greater;
-      return;
-    }
-    if (sign < 0) {
-      *less = node, below = length;
-      less = &nodes_[node].greater, node = *less;
-    } else {
-      *greater = node, above = length;
-      greater = &nodes_[node].less, node = *greater;
-    }
-  }
-  *less = *greater = -1;
+  make_root(nodes_, root_, [&](int32_t node, int from, int& length) {
+    return order(nodes_[node], context, last, from, length);
+  });
 }
 
 int GroupText::find(Context query, int32_t without, float weight, Candidate* out) const {

@@ -1,9 +1,9 @@
 #include "suffix_live.h"
 
+#include "suffix_tree.h"
+
 namespace paceline::suffix {
 namespace {
-
-constexpr int kSteps = 96;  // nodes visited; the subtree below is forgotten (degenerate texts only)
 
 template <typename T>
 void reserve(std::vector<T>& vector, size_t size) {
@@ -32,26 +32,11 @@ void LiveText::index() {
 void LiveText::insert(int32_t place) {
   links_.push_back({-1, -1});
   Context context{text_.data() + place, place};
-  int32_t node = root_, *less = &links_.back().less, *greater = &links_.back().greater;
-  root_ = place;
-  int below = 0, above = 0;  // common lengths with the nearest smaller and greater context seen
-  for (int steps = kSteps; node >= 0 && steps; --steps) {
+  make_root(links_, root_, [&](int32_t node, int from, int& length) {
     Context other{text_.data() + node, node};
-    int length = common(other, context, std::min(below, above));
-    int sign = compare(other, context, length);
-    if (sign == 0) {  // the newest of equal contexts replaces the older one
-      *less = links_[node].less, *greater = links_[node].greater;
-      return;
-    }
-    if (sign < 0) {
-      *less = node, below = length;
-      less = &links_[node].greater, node = *less;
-    } else {
-      *greater = node, above = length;
-      greater = &links_[node].less, node = *greater;
-    }
-  }
-  *less = *greater = -1;
+    length = common(other, context, from);
+    return compare(other, context, length);
+  });
 }
 
 int LiveText::find(float weight, Candidate* out) const {
