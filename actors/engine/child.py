@@ -8,16 +8,13 @@ import os
 import queue
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from actors.engine import wire
-from actors.engine.core import build_core
+from actors.engine.core import EngineCore, build_core
 from actors.processes.child import hear, parent_link
 from actors.processes.link import Close, Link, Ready
 from contracts.rollout import EngineFailed
-
-if TYPE_CHECKING:
-    from actors.engine.batch.engine import BatchEngine
 
 
 def main() -> None:
@@ -25,7 +22,7 @@ def main() -> None:
         serve(link, _build(link.receive()))
 
 
-def _build(start: wire.Start) -> "BatchEngine":
+def _build(start: wire.Start) -> EngineCore:
     # An engine on a GPU only feeds it, and must run at once when the GPU is done.
     if not _on_gpu(start.options.device):
         with suppress(OSError):
@@ -40,7 +37,7 @@ def _on_gpu(device: str, control: Path = Path("/dev/nvidiactl")) -> bool:
     return control.exists() and os.environ.get("CUDA_VISIBLE_DEVICES", "all") not in ("", "-1")
 
 
-def serve(link: Link, core: "BatchEngine") -> None:
+def serve(link: Link, core: EngineCore) -> None:
     """Run the core until the parent closes it."""
     inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
     hear(link, inbox)

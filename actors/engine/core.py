@@ -1,18 +1,42 @@
 """The core of an engine, which samples in a child process (actors.engine.process holds the handle of it).
 
-Owns the choice of a core by `rollout.engine.backend`. Imports no backend before it is asked for: the supervisor's side
-stays free of torch.
+Owns its protocol and the choice of a core by `rollout.engine.backend`. Imports no backend before it is asked for:
+the supervisor's side stays free of torch.
 """
 
-from typing import TYPE_CHECKING, assert_never
+from typing import Protocol, assert_never
+
+import numpy as np
+from numpy.typing import NDArray
 
 from actors.engine.wire import Start
+from contracts.engine import EngineCommand
+from contracts.rollout import EngineAnswer, Event
 
-if TYPE_CHECKING:
-    from actors.engine.batch.engine import BatchEngine
+
+class EngineCore(Protocol):
+    """The engine inside the child's loop, on one thread: commands between steps, one step while there is work.
+
+    tests/engine/contract.py tests every core against this protocol.
+    """
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` has work to do or events to report."""
+
+    def apply(self, command: EngineCommand, memory: NDArray[np.uint8] | None) -> EngineAnswer | None:
+        """Execute a command and return its answer, if it has one. An exception ends the engine.
+
+        `memory` is the data sent with the command, and may be kept."""
+
+    def step(self) -> list[Event]:
+        """Do a small unit of work, preferably milliseconds; return the events since the last call."""
+
+    def close(self) -> None:
+        """Release resources that would outlive this process. Idempotent."""
 
 
-def build_core(start: Start) -> "BatchEngine":
+def build_core(start: Start) -> EngineCore:
     """Build the core of the configured backend. Raises whatever keeps it from starting."""
     match start.options.backend:
         case "native":

@@ -186,7 +186,7 @@ class _Running:
 
 
 class FakeCore:
-    """In place of a BatchEngine; a step draws one token for each request that runs."""
+    """EngineCore; a step draws one token for each request that runs."""
 
     def __init__(self, options: FakeOptions) -> None:
         self._options = options

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from actors.engine.batch.engine import BatchEngine
 from actors.engine.capabilities import Capabilities
+from actors.engine.core import EngineCore
 from actors.engine.process import RolloutEngine
 from actors.engine.shared_rollouts import pack
 from contracts.engine import (
@@ -73,7 +73,7 @@ class Subject:
 class InProcess(RolloutEngine):
     """A RolloutEngine around a core in this process: no socket, no thread, and what ends a child ends it too."""
 
-    def __init__(self, core: BatchEngine) -> None:
+    def __init__(self, core: EngineCore) -> None:
         self._core = core
         self._events: list[Event] = []
         self._died = ""

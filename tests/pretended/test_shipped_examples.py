@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actors.engine.batch.engine import BatchEngine
-from actors.engine.core import build_core
+from actors.engine.core import EngineCore, build_core
 from actors.engine.wire import Start
 from actors.spot.child import _build
 from actors.spot.residence import Residence
@@ -54,7 +53,7 @@ def model_of(directory: Path, config: Config) -> ModelOptions:
     return config.model.model_copy(update={"path": str(directory)})
 
 
-def engine_of(config: Config, model: ModelOptions) -> BatchEngine:
+def engine_of(config: Config, model: ModelOptions) -> EngineCore:
     """As the run's workers start theirs, with less room."""
     small = {"max_running": 2, "kv_tokens": 1024, "max_model_tokens": 128, "prefill_chunk_tokens": 16}
     engine = config.rollout.engine.model_copy(update=small)
@@ -64,7 +63,7 @@ def engine_of(config: Config, model: ModelOptions) -> BatchEngine:
     return build_core(Start(model=start.args[0], options=start.args[1], weights_version=0, niceness=0, **given))
 
 
-def decode(core: BatchEngine, config: Config, step: int) -> tuple[list[tuple[Request, Rollout]], list[Any]]:
+def decode(core: EngineCore, config: Config, step: int) -> tuple[list[tuple[Request, Rollout]], list[Any]]:
     """Two samples each of three prompts, and what was recorded of them."""
     rng = np.random.default_rng(step)
     prompts = [rng.integers(0, 151_000, 20).astype(np.int32) for _ in range(3)]
@@ -146,7 +145,7 @@ def test_a_shipped_configuration_does_two_rl_steps(path: Path, tmp_path: Path, m
         assert "eagle" in core._engine._speculator._drafters, "the drafter failed"  # type: ignore[attr-defined]
 
 
-def train_drafter(core: BatchEngine, config: Config, model: ModelOptions, records: list[Any], tmp_path: Path) -> None:
+def train_drafter(core: EngineCore, config: Config, model: ModelOptions, records: list[Any], tmp_path: Path) -> None:
     """One session of the spot trainer beside a sleeping engine, which drafts with the result afterwards."""
     assert core.apply(Sleep(), None) == Slept()
     start = TrainerStart(

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actors.engine.batch.engine import BatchEngine
-from actors.engine.core import build_core
+from actors.engine.core import EngineCore, build_core
 from actors.engine.vllm.engine import VllmEngine
 from actors.engine.vllm.worker_drafts import WorkerDrafter
 from actors.engine.wire import Start
@@ -25,7 +24,7 @@ REASON = "drafts are verified by dice"
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BatchEngine]:
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineCore]:
     directory, _ = tiny_checkpoint(tmp_path_factory.mktemp("model"))
     options = EngineOptions(backend="vllm", max_running=8, kv_tokens=4096, vllm_arguments={"enforce_eager": True})
     with pytest.MonkeyPatch.context() as patch:
@@ -49,7 +48,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BatchEngine]:
     cleanup_dist_env_and_memory()
 
 
-def run(core: BatchEngine, temperatures: list[float], first_id: int) -> list[Event]:
+def run(core: EngineCore, temperatures: list[float], first_id: int) -> list[Event]:
     requests = [
         Request(
             request_id=first_id + i,
@@ -76,7 +75,7 @@ def drafted(events: list[Event]) -> int:
 class TestVllmItself:
     pytestmark = VLLM
 
-    def test_a_refusal_is_told_and_only_greedy_batches_are_drafted(self, engine: BatchEngine) -> None:
+    def test_a_refusal_is_told_and_only_greedy_batches_are_drafted(self, engine: EngineCore) -> None:
         sampled = run(engine, [1.0, 1.0, 1.0], 0)
         assert [event for event in sampled if isinstance(event, DrafterFailed)] == [
             DrafterFailed("ngram", REASON, final=True)

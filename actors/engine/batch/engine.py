@@ -66,8 +66,7 @@ class TicketQueue(Protocol):
 
 
 class BatchEngine(ABC):
-    """The core of an engine, over a slot table: inside the child's loop, on one thread, commands between steps, and one
-    step while there is work. tests/engine/contract.py tests every core.
+    """EngineCore over a slot table.
 
     A new command needs a class in contracts.engine, a case in `apply`, and an abstract method here if engines implement
     it differently."""
@@ -92,8 +91,7 @@ class BatchEngine(ABC):
         return self._queue.has_work or bool(self._events) or not self._idle
 
     def apply(self, command: EngineCommand, memory: Bytes | None) -> EngineAnswer | None:
-        """Execute a command and return its answer, if it has one. An exception ends the engine. `memory`: the data sent
-        with the command, which may be kept."""
+        """Execute a command and return its answer, if it has one. An exception ends the engine."""
         match command:
             case Submit(requests):
                 self.submit(requests)
