@@ -2,9 +2,10 @@
 
 Owns `results/triton_kernels.json`. Compiles every launch of the engine at the shapes of Qwen2.5 0.5B, 1.5B and 7B, from
 the launchers' own plans over meta tensors, for sm_80 and sm_90 (fp8: sm_90), and reads the machine code: registers,
-bytes of spills, shared memory, 128-bit loads, tensor core instructions; of low-bit kernels PTX's float32 arithmetic and
-instructions per weight. It times nothing and runs nothing. The committed record changes when a kernel, its shapes or
-the compiler does. Do not run it with TRITON_INTERPRET.
+bytes of spills, shared memory, 128-bit loads, tensor core instructions; what a kernel does before it waits for the one
+before it, and how a norm's sums are spread; of low-bit kernels PTX's float32 arithmetic and instructions per weight. It
+times nothing and runs nothing. The committed record changes when a kernel, its shapes or the compiler does. Do not run
+it with TRITON_INTERPRET.
 """
 
 import re
@@ -24,6 +25,7 @@ from benchmarks.harness import RESULTS, command, write
 from benchmarks.tools.qwen import QWEN
 from config.formats import FORMATS
 from models.dtypes import DTYPES
+from models.ops.triton import eight_bits
 from models.ops.triton import launch as launches
 from models.ops.triton import launch_drafting as drafting
 from models.ops.triton import launch_low_bit as low_bit
@@ -125,7 +127,8 @@ def _low_bit_plans(shape: dict[str, Any], empty: Callable[..., Tensor]) -> Itera
             continue  # the kernel is that of four bits
         stored, eight = DTYPES[form.stored], {"int8": torch.int8, "float8_e4m3fn": torch.float8_e4m3fn}
         kind = eight.get(form.activations, torch.bfloat16)
-        for rows, outputs, inputs in ((8, hidden, inner), (ROWS, 2 * inner, hidden), (4096, hidden, inner)):
+        shapes = (8, hidden, inner), (8, 2 * inner, hidden), (ROWS, 2 * inner, hidden), (4096, hidden, inner)
+        for rows, outputs, inputs in shapes:
             x, scales = empty(rows, inputs, kind=kind), empty(rows, 1, kind=torch.float32)
             groups = form.groups(inputs)
             weight = empty(outputs, inputs * form.container_bits // 8, kind=stored)
@@ -137,8 +140,13 @@ def _low_bit_plans(shape: dict[str, Any], empty: Callable[..., Tensor]) -> Itera
             )
             yield from zip((f"{form.name}, {rows} x {outputs} x {inputs}",), plan, strict=True)
             if rows == ROWS and form.name in ("w8a8", "fp8"):
-                plan = low_bit.plan_quantise_tokens(empty(rows, inputs), x, scales)
+                state, gate_up = empty(rows, hidden), empty(rows, 2 * inner)
+                plan = low_bit.plan_quantise_tokens(state, x, scales)
                 yield from zip((f"quantise tokens, {form.name}",), plan, strict=True)
+                plan = low_bit.plan_add_norm_quantise(state, state, empty(hidden), 1e-6, x, scales, state)
+                yield from zip((f"add_norm_quantise, {form.name}",), plan, strict=True)
+                plan = low_bit.plan_swiglu_quantise(gate_up, empty(rows, inner, kind=kind), scales)
+                yield from zip((f"swiglu_quantise, {form.name}",), plan, strict=True)
 
 
 class _Pretended:
@@ -163,17 +171,20 @@ def compiled(launch: Launch, architecture: int) -> dict[str, Any]:
     Raises ValueError for an integer argument that Triton would specialise, since steps would compile variants.
     """
     kernel = launch.kernel
-    names = [name for name in kernel.arg_names if name not in launch.constants]
+    driver.set_active(_Pretended(architecture))
+    names = [name for name in kernel.arg_names if name not in launch.constexprs]
     for name, value in zip(names, launch.arguments, strict=True):
         free = kernel.params[kernel.arg_names.index(name)].do_not_specialize
         if isinstance(value, int) and not free:
             raise ValueError(f"{kernel.__name__}: {name} is an integer that Triton would specialise")
-    driver.set_active(_Pretended(architecture))
     found = launch.compile()
     with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
         cubin.write(found.asm["cubin"])
         cubin.flush()
         usage, code = (_dumped(what, cubin.name) for what in ("--dump-resource-usage", "--dump-sass"))
+    before_wait = _before_wait(found.asm["ptx"], code)
+    if found.metadata.launch_pdl is (before_wait is None):
+        raise ValueError(f"{kernel.__name__} starts early and does not wait, or waits and does not start early")
     registers, stack = (int(re.search(rf"{what}:(\d+)", usage)[1]) for what in ("REG", "STACK"))  # type: ignore[index]
     return {
         "warps": launch.warps,
@@ -188,7 +199,33 @@ def compiled(launch: Launch, architecture: int) -> dict[str, Any]:
             sorted(set(re.findall(r"#(?:mma|blocked)\w* = (#ttg\.nvidia_mma<.*>)", found.asm["ttgir"])))
         ),
         "tensor_core": len(_TENSOR_CORE.findall(code)),
+        "before_wait": before_wait,
+        "sums": _sums(found.asm["ttgir"]),
     } | ({"float32": _float32(found.asm["ptx"]), "per_weight": _per_weight(launch, code)} if kernel in LOW_BIT else {})
+
+
+def _before_wait(ptx: str, code: str) -> str | None:
+    """Return what precedes the wait for the previous kernel, in PTX and in machine code: operations on memory that
+    others see, and jumps. None: the kernel does not wait."""
+    if "griddepcontrol.wait" not in ptx:
+        return None
+    before, first = ptx.partition("griddepcontrol.wait")[0], code.partition("ACQBULK")
+    assert first[1], "ptxas has another name for the wait"
+    found = re.findall(
+        r"^\s*(?:@!?%p\d+\s+)?((?:ld\.global|st|cp|atom|red|prefetch|bra)\b[\w.:]*)", before, re.MULTILINE
+    )
+    found += re.findall(r"\b((?:LDG|LDGSTS|STG|ATOM|ATOMG|RED|UBLKCP|CCTL|BRA|LD|ST)\b[\w.]*)", first[0])
+    return ", ".join(sorted(set(found)))
+
+
+def _sums(ttgir: str) -> str:
+    """Return how the first float32 reduction spreads its numbers over threads, which is the order of its sums."""
+    found = re.search(r"}\) : \(tensor<[0-9x]*f32, (#\w+)>\) -> f32", ttgir)
+    if found is None:
+        return ""
+    layout = re.search(rf"^{found[1]} = (.*)$", ttgir, re.MULTILINE)
+    assert layout is not None
+    return layout[1]
 
 
 def _buffers(ttgir: str) -> int:
@@ -207,7 +244,9 @@ def _dumped(what: str, path: str) -> str:
 
 
 LOW_BIT = (
-    low_bit_kernels.quantise_tokens,
+    eight_bits.quantise_tokens,
+    eight_bits.add_norm_quantise,
+    eight_bits.swiglu_quantise,
     low_bit_kernels.multiply_bytes,
     low_bit_kernels.multiply_nibbles,
     low_bit_kernels.multiply_unpacked,
@@ -215,10 +254,13 @@ LOW_BIT = (
 
 
 def _per_weight(launch: Launch, code: str) -> float:
-    """Return the instructions of a thread in the loop of products, for each weight that it multiplies; 0 without a
-    loop."""
+    """Return the instructions of a thread in the loop of products, for each weight that it multiplies; of a row that is
+    kept in registers, for each of its numbers; 0 for others."""
     found = re.findall(r"/\*([0-9a-f]{4,})\*/\s+([^;]*);", code)
     instructions = {int(address, 16): text for address, text in found}
+    if "HEAD" in launch.constants:
+        numbers: int = launch.constants["HEAD"] + launch.constants["TAIL"]
+        return round(len(instructions) * 32 * launch.warps / numbers, 2)
     per_step = launch.constants.get("GROUP", launch.constants.get("TILE_DEPTH", 0))
     weights: float = launch.constants.get("TILE_COLUMNS", 0) * per_step / (32 * launch.warps)
     for address, text in instructions.items():

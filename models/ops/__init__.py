@@ -8,7 +8,14 @@ from models.ops.adapted import LowRank, adapted_linear, merge, merge_rows
 from models.ops.attention import packed_attention, paged_attention
 from models.ops.chain import DraftChain
 from models.ops.eagle import EaglePasses
-from models.ops.low_bit import low_bit_linear, mirrored_linear, prepack_low_bit, requantise
+from models.ops.low_bit import (
+    low_bit_linear,
+    low_bit_product,
+    mirrored_linear,
+    prepack_low_bit,
+    requantise,
+    token_dtype,
+)
 from models.ops.matmul import head, linear, prepack
 from models.ops.native import product_dtype
 from models.ops.sampling import cutoff, log_softmax, sample, sample_topk, softmax_terms
@@ -31,6 +38,7 @@ __all__ = [
     "linear",
     "log_softmax",
     "low_bit_linear",
+    "low_bit_product",
     "merge",
     "merge_rows",
     "mirrored_linear",
@@ -47,5 +55,6 @@ __all__ = [
     "softmax_terms",
     "split_qkv",
     "swiglu",
+    "token_dtype",
     "write_kv",
 ]

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from config.formats import DEEPEST, LowBitFormat
+from models.dtypes import DTYPES
 from models.low_bit import LowBitWeight, dequantise, quantise
 from models.ops.low_bit_reference import reference, require_fit, rounded_tokens
 from models.ops.matmul import linear, prepack
@@ -35,7 +36,7 @@ def low_bit_linear(x: Tensor, weight: LowBitWeight, bias: Tensor | None = None) 
     Triton operators compute, and fp8 raises RuntimeError if the device does not support it.
     """
     if operators_take(x):
-        return _by_operators(tokens_of(x, weight.format), weight, bias, x.dtype)
+        return low_bit_product(tokens_of(x, weight.format), weight, bias, x.dtype)
     if _kernel_takes(x, weight, bias):
         return _by_kernel(x, weight, bias)
     if bias is not None and bias.dtype is not x.dtype and _kernel_takes(x, weight, None):
@@ -182,9 +183,15 @@ def quantise_tokens(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def tokens_of(x: Tensor, form: LowBitFormat) -> tuple[Tensor, ...]:
     """Return the operands of a product in that format, for inference: (values, scales), or x unchanged."""
-    if form.activations == "none":
+    rounded = token_dtype(form)
+    if rounded is None:
         return (x,)
-    return quantise_tokens(x) if form.activations == "int8" else _rounded(x, torch.float8_e4m3fn)
+    return quantise_tokens(x) if rounded is torch.int8 else _rounded(x, rounded)
+
+
+def token_dtype(form: LowBitFormat) -> torch.dtype | None:
+    """Return the dtype that the format's activations are rounded to; None: they are not."""
+    return None if form.activations == "none" else DTYPES[form.activations]
 
 
 def _kernel_takes(x: Tensor, weight: LowBitWeight, bias: Tensor | None) -> bool:
@@ -220,7 +227,10 @@ def _by_kernel(
     return out
 
 
-def _by_operators(tokens: tuple[Tensor, ...], weight: LowBitWeight, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+def low_bit_product(
+    tokens: tuple[Tensor, ...], weight: LowBitWeight, bias: Tensor | None, dtype: torch.dtype
+) -> Tensor:
+    """Return `low_bit_linear` of tokens as from `tokens_of`, [T, N] in `dtype`, by the operators of CUDA."""
     require_fit(tokens[0], weight)
     values, scales = tokens if len(tokens) == 2 else (tokens[0], None)
     result: Tensor = low_bit_operators.low_bit_linear(
@@ -246,7 +256,7 @@ class _Mirrored(torch.autograd.Function):
             return _by_kernel(x, weight, bias, (values, scales))
         tokens = tokens_of(x, weight.format)
         ctx.save_for_backward(*tokens)  # eight bits: a quarter of the memory, and the actual operands of the product
-        return _by_operators(tokens, weight, bias, x.dtype) if operators_take(x) else low_bit_linear(x, weight, bias)
+        return low_bit_product(tokens, weight, bias, x.dtype) if operators_take(x) else low_bit_linear(x, weight, bias)
 
     @staticmethod
     @once_differentiable

@@ -25,6 +25,7 @@ class Device:
     host_bytes_s: float  # PCIe
     words: tuple[str, ...]  # lower-case words that all occur in CUDA's name of it
     float8: bool = True  # its tensor cores multiply e4m3: Ada, Hopper and Blackwell
+    overlaps: bool = False  # a kernel's programs start while the kernel before ends: Hopper and Blackwell
 
     @property
     def free_rows(self) -> float:
@@ -46,6 +47,7 @@ DEVICES: dict[str, Device] = {
             peer_bytes_s=900e9,
             host_bytes_s=_PCIE5,
             words=("b200",),
+            overlaps=True,
         ),
         Device(
             name="GH200",
@@ -56,6 +58,7 @@ DEVICES: dict[str, Device] = {
             peer_bytes_s=450e9,
             host_bytes_s=_C2C,
             words=("gh200",),
+            overlaps=True,
         ),
         Device(
             name="H200",
@@ -66,6 +69,7 @@ DEVICES: dict[str, Device] = {
             peer_bytes_s=450e9,
             host_bytes_s=_PCIE5,
             words=("h200",),
+            overlaps=True,
         ),
         Device(
             name="H100-PCIE",
@@ -76,6 +80,7 @@ DEVICES: dict[str, Device] = {
             peer_bytes_s=_PCIE5,
             host_bytes_s=_PCIE5,
             words=("h100", "pcie"),
+            overlaps=True,
         ),
         Device(
             name="H100",
@@ -86,6 +91,7 @@ DEVICES: dict[str, Device] = {
             peer_bytes_s=450e9,
             host_bytes_s=_PCIE5,
             words=("h100",),
+            overlaps=True,
         ),
         Device(
             name="A100-40GB",

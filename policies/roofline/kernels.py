@@ -17,6 +17,23 @@ Part = Literal["weights", "kv", "sampling", "rest"]
 # block walks, rows of a tile, the most partial results, and programs that walk a work list.
 SPLIT_TOKENS, _TILE, _PARTIAL_BYTES, _PROGRAMS = 256, 32, 256 << 20, 396
 _SPLIT_PROGRAMS = 264  # of products in few bits
+# Instructions as counted in sm_90's code (results/triton_kernels.json; a test holds them equal). Of products by four
+# bits, per weight of a tile: by format, rows of the tile, and whether the matrix has 8,192 columns or more.
+UNPACKED = {
+    ("int8", 16, True): 3.1,
+    ("int8", 16, False): 3.6,
+    ("int8", 32, True): 4.1,
+    ("int8", 32, False): 4.1,
+    ("int8", 64, True): 5.5,
+    ("int8", 64, False): 7.1,
+    ("int8", 128, True): 7.3,
+    ("int8", 128, False): 7.3,
+    ("none", 16, True): 3.1,
+    ("none", 16, False): 4.0,
+    ("none", 32, True): 5.4,
+    ("none", 32, False): 6.4,
+}
+GATED = {"int8": 38.0, "float8_e4m3fn": 46.0}  # of SwiGLU in eight bits, per number that its program has (`_filled`)
 _INDEX_BYTES = 8
 _LOGIT_BYTES = 4  # float32 on CUDA
 
@@ -30,14 +47,18 @@ class Walk:
     rows: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Stream:
-    """The weights of a product in few bits, read by `programs`, of which each has asked for `under_way` bytes that did
-    not arrive yet. With splits, sums are added once all have ended."""
+    """The weights of a product in few bits, read by `programs`, of which each has a tile of `rows` and `columns`, and
+    has asked for `under_way` bytes that did not arrive yet. With splits, one program of a tile adds `added` bytes of
+    sums once all have ended."""
 
     programs: int
+    rows: int
+    columns: int
     under_way: int
     splits: int
+    added: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +76,8 @@ class Kernel:
     unpacked: float = 0.0  # instructions that unpack weights of four bits, per weight of a thread
     walk: Walk | None = None
     stream: Stream | None = None
+    by_row: tuple[int, float] | None = None  # rows, of a program each, and the instructions of its threads together
+    early: bool = False  # its programs start while the kernel before ends, if that is such a kernel too
 
     @property
     def moved_bytes(self) -> int:
@@ -109,23 +132,39 @@ def block(
     first_norm: bool = True,
     split_tokens: int = SPLIT_TOKENS,
 ) -> Iterator[Kernel]:
-    """Yield decoder layers: ten launches each, plus one per product whose tokens are rounded first. inputs: input of
-    the first matrix, in widths of the residual stream."""
+    """Yield decoder layers: ten launches each, plus one for tokens of o where they are rounded; norms and SwiGLU round
+    theirs, but for the first norm. inputs: input of the first matrix, in widths of the residual stream."""
     total, item = batch * rows, net.item_bytes
     hidden, inner = net.hidden_size, net.intermediate_size
+    rounds = net.rounds_tokens
     for layer in range(layers):
-        if first_norm:
-            yield _normed(net, "rms_norm" if layer == 0 else "add_rms_norm", total, *((1, 1) if layer == 0 else (2, 2)))
-        yield from projection(net, "qkv", total, net.qkv_size, inputs * hidden, bias=net.qkv_bias)
+        whole = first_norm and layer == 0
+        if whole:
+            yield _normed(net, "rms_norm", total, 1, 1)
+        elif first_norm:
+            yield _add_norm(net, total)
+        yield from projection(
+            net, "qkv", total, net.qkv_size, inputs * hidden, bias=net.qkv_bias, rounded=rounds and not whole
+        )
         tables = total * (net.head_dim * 4 + 2 * _INDEX_BYTES)  # cos and sin, position and slot
         moved = total * net.qkv_size * item
-        yield Kernel(name="rope_write", part="rest", read_bytes=moved + tables, write_bytes=moved)
+        yield Kernel(name="rope_write", part="rest", read_bytes=moved + tables, write_bytes=moved, early=True)
         yield attention(net, batch, rows, context, split_tokens)
         yield from projection(net, "o", total, hidden, net.query_size)
-        yield _normed(net, "add_rms_norm", total, 2, 2)
-        yield from projection(net, "gate_up", total, 2 * inner, hidden)
-        yield Kernel(name="swiglu", part="rest", read_bytes=2 * total * inner * item, write_bytes=total * inner * item)
-        yield from projection(net, "down", total, hidden, inner)
+        yield _add_norm(net, total)
+        yield from projection(net, "gate_up", total, 2 * inner, hidden, rounded=rounds)
+        gated = Kernel(
+            name="swiglu",
+            part="rest",
+            read_bytes=2 * total * inner * item,
+            write_bytes=total * inner * item,
+            early=True,
+        )
+        if net.low_bits is not None and rounds:
+            written, work = rounded_bytes(total, inner), (total, GATED[net.low_bits.activations] * _filled(inner))
+            gated = replace(gated, name="swiglu_quantise", write_bytes=written, by_row=work)
+        yield gated
+        yield from projection(net, "down", total, hidden, inner, rounded=rounds)
 
 
 def attention(net: Network, batch: int, rows: int, context: int, split_tokens: int) -> Kernel:
@@ -152,6 +191,7 @@ def attention(net: Network, batch: int, rows: int, context: int, split_tokens: i
         flops=4.0 * total * net.query_size * seen,
         launches=1 if splits == 1 else 2,
         walk=Walk(tiles * net.num_kv_heads * splits, keys, min(groups * min(rows, tile_rows), _TILE)),
+        early=True,
     )
 
 
@@ -171,6 +211,7 @@ def listed_attention(net: Network, contexts: Sequence[int]) -> Kernel:
         flops=4.0 * net.query_size * sum(contexts),
         launches=2,
         walk=Walk(min(programs, splits) * net.num_kv_heads, -(-splits // programs) * SPLIT_TOKENS, min(groups, _TILE)),
+        early=True,
     )
 
 
@@ -251,18 +292,21 @@ def product(
     )
 
 
-def projection(net: Network, name: str, m: int, n: int, k: int, *, bias: bool = False) -> Iterator[Kernel]:
-    """Yield the product of [m, k] and a block's matrix [n, k] as stored. Low-bit formats that round tokens
-    do so first."""
+def projection(
+    net: Network, name: str, m: int, n: int, k: int, *, bias: bool = False, rounded: bool = False
+) -> Iterator[Kernel]:
+    """Yield the product of [m, k] and a block's matrix [n, k] as stored. Low-bit formats that round tokens do so first,
+    unless they are `rounded` already."""
     low, item = net.low_bits, net.item_bytes
     if low is None:
         yield product(net, name, m, n, k, bias=bias)
         return
     tokens = m * k * item
     if net.rounds_tokens:
-        rounded = m * (k + 4)  # plus a scale each
-        yield Kernel(name="quantise_tokens", part="rest", read_bytes=tokens, write_bytes=rounded)
-        tokens = rounded
+        eight = rounded_bytes(m, k)
+        if not rounded:
+            yield Kernel(name="quantise_tokens", part="rest", read_bytes=tokens, write_bytes=eight, early=True)
+        tokens = eight
     tile_rows, per_weight, stream = _tiled(low, m, n, k)
     yield Kernel(
         name=name,
@@ -274,41 +318,90 @@ def projection(net: Network, name: str, m: int, n: int, k: int, *, bias: bool = 
         speed=2.0 if net.rounds_tokens else 1.0,
         unpacked=n * k * -(-m // tile_rows) * per_weight,
         stream=stream,
+        early=True,
     )
+
+
+def _filled(size: int) -> int:
+    """Return the numbers that a program has for a row of so many: the largest power of two in it, and one for the
+    rest."""
+    head = 1 << size.bit_length() - 1
+    return head + (1 << (size - head - 1).bit_length() if size > head else 0)
+
+
+def rounded_bytes(m: int, k: int) -> int:
+    """Return the bytes of tokens [m, k] in eight bits, with a scale each."""
+    return m * (k + 4)
 
 
 def _tiled(low: LowBitFormat, m: int, n: int, k: int) -> tuple[int, float, Stream]:
     """Return the rows of a kernel's tile, instructions per weight and tile, and its programs: of models/ops/triton's
     launch_low_bit (a test holds programs equal), instructions as counted in sm_90's code (results/triton_kernels)."""
-    wide, parts, most = 64 if n >= 8192 else 32, -(-k // 128), 1
+    wide, steps = n >= 8192, -(-k // 128)
+    columns = 64 if wide else 32
     if low.activations == "none":
-        rows, columns = (32, 64) if m > 16 else (16, 128 if n >= 8192 else 64)
-        per_weight, under_way = (5.3 if m > 16 else 3.9), 3 * columns * 64
-        parts = low.groups(k)
-        first = -(-n // (128 if n >= 8192 else 64))
-        splits = -(-parts // -(-parts // max(1, min(_SPLIT_PROGRAMS // first, parts // 4, 16))))
-        tiles = -(-m // rows) * -(-n // columns)
-        return (
-            rows,
-            per_weight,
-            Stream(tiles * splits, under_way, splits) if tiles < _SPLIT_PROGRAMS else Stream(tiles, under_way, 1),
-        )
+        rows = 32 if m > 16 else 16
+        columns = 64 if m > 16 or not wide else 128
+        parts = _parts(-(-n // (128 if wide else 64)), low.groups(k), 8)
+        stream = _stream(m, n, rows, columns, parts, 3 if m > 16 or wide else 5, 64)
+        return rows, UNPACKED["none", rows, wide], stream
     if low.activations != "int8":
-        rows, columns, buffers = 64, wide, 3
-    elif m > 64:
-        rows, columns, buffers, most = 128, 128, 2, 4
-    else:
-        rows, columns, buffers, most = (16 if m <= 16 else 32 if m <= 32 else 64), wide, 3, 16
-    tiles = -(-m // rows) * -(-n // columns)
+        return 64, 0.0, _stream(m, n, 64, columns, _parts(-(-n // columns), steps, 16), 3 if wide else 5, 128)
     eight = low.bits == 8
-    splits = max(1, min(_SPLIT_PROGRAMS // tiles, parts // 4, most)) if eight and low.activations == "int8" else 1
-    return rows, 0.0 if eight else 7.0, Stream(tiles * splits, buffers * columns * (128 if eight else 64), splits)
+    if m > 64:
+        rows, columns, buffers = 128, 128, 2
+    elif m > 32:
+        rows, buffers = 64, 3
+    else:
+        rows, columns, buffers = (16 if m <= 16 else 32), columns if eight else 64, (3 if wide else 6) if eight else 5
+    tiles = -(-m // rows) * -(-n // columns)
+    if eight:
+        splits = max(1, min(_SPLIT_PROGRAMS // tiles, steps // 4, 4)) if m > 64 else _most_splits(tiles, steps, 16)
+        return rows, 0.0, _stream(m, n, rows, columns, splits, buffers, 128)
+    groups = low.groups(k)
+    splits = _most_splits(tiles, groups, 8) if m <= 16 else 1
+    stream = _stream(m, n, rows, columns, splits, buffers, 64, groups - groups // splits + 1)
+    return rows, UNPACKED["int8", rows, wide], stream
+
+
+def _most_splits(tiles: int, steps: int, least: int) -> int:
+    return max(1, min(_SPLIT_PROGRAMS // tiles, steps // least, 16))
+
+
+def _parts(tiles: int, steps: int, least: int) -> int:
+    """Return the fixed parts of a K of so many steps."""
+    return -(-steps // -(-steps // _most_splits(tiles, steps, least)))
+
+
+def _stream(
+    m: int, n: int, rows: int, columns: int, splits: int, buffers: int, step_bytes: int, slots: int | None = None
+) -> Stream:
+    tiles = -(-m // rows) * -(-n // columns)
+    if tiles >= _SPLIT_PROGRAMS:
+        splits = 1
+    added = 0 if splits == 1 else (slots or splits) * min(m, rows) * columns * 4
+    return Stream(
+        programs=tiles * splits,
+        rows=rows,
+        columns=columns,
+        under_way=buffers * columns * step_bytes,
+        splits=splits,
+        added=added,
+    )
 
 
 def _normed(net: Network, name: str, total: int, reads: int, writes: int) -> Kernel:
     row = total * net.hidden_size * net.item_bytes
     weight = net.hidden_size * net.item_bytes
-    return Kernel(name=name, part="rest", read_bytes=reads * row + weight, write_bytes=writes * row)
+    return Kernel(name=name, part="rest", read_bytes=reads * row + weight, write_bytes=writes * row, early=True)
+
+
+def _add_norm(net: Network, total: int) -> Kernel:
+    """Return the norm before a product, as the product takes its tokens."""
+    if not net.rounds_tokens:
+        return _normed(net, "add_rms_norm", total, 2, 2)
+    kernel = _normed(net, "add_norm_quantise", total, 2, 1)
+    return replace(kernel, write_bytes=kernel.write_bytes + rounded_bytes(total, net.hidden_size))
 
 
 def floor_bytes(net: Network, batch: int, context: int) -> int:

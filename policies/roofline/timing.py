@@ -2,6 +2,9 @@
 
     kernel = max(bytes, bytes under way, flops, walk of its blocks, launch floor) + gap;   step = sum of kernels + host
 
+There is no gap between kernels of which the later starts while the earlier ends (`Kernel.early`), nor do products wait
+for their first weights there: an assumption, from Hopper on.
+
 Bytes and flops of a matrix product overlap imperfectly: their joint time is the p-norm of both. Flops come in tiles and
 waves. The best of a few tile shapes and splits of k counts, as the libraries choose, and each wave lasts as long as one
 tile.
@@ -19,7 +22,7 @@ from functools import lru_cache
 
 from config.network import Network
 from policies.roofline.devices import Device
-from policies.roofline.kernels import Kernel, Part, Walk, floor_bytes, step_kernels
+from policies.roofline.kernels import Kernel, Part, Stream, Walk, floor_bytes, step_kernels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +42,7 @@ class DeviceRates:
     instruction_s: float = 4.6e-12  # of one thread, by one multiprocessor of 128 lanes at 1.7 GHz. Not fitted.
     # From a load to its data, under load (an assumption): what is under way at once bounds what arrives in that time.
     latency_s: float = 0.7e-6
+    local_bytes_s: float = 1.1e11  # that one multiprocessor reads of the L2 cache: 64 bytes a clock. Not fitted.
     resident: int = 3  # programs of a product in few bits at once on a multiprocessor, by registers and shared memory
     host_s: float  # per step: schedule, upload, download, the loop in Python
     request_s: float = 0.0  # per step and request
@@ -46,6 +50,8 @@ class DeviceRates:
 
 # Tile of a matrix product (rows, columns) and the share of matmul_share it reaches: small ones load more than they use.
 _TILES = ((64, 64, 0.59), (64, 128, 0.73), (128, 64, 0.73), (128, 128, 0.92), (128, 256, 1.0), (256, 128, 1.0))
+_TILE_SHARES = {(rows, columns): share for rows, columns, share in _TILES}
+_FEW_ROWS_SHARE = 0.5  # of tiles below: another instruction (mma.sync), an assumption
 _SPLITS = (1, 2, 3, 4, 6, 8)
 
 SWEEP = DeviceRates(
@@ -78,28 +84,46 @@ class StepTime:
         return max(shares, key=shares.__getitem__)
 
 
-def kernel_s(kernel: Kernel, device: Device, rates: DeviceRates = DEFAULT) -> float:
-    """Seconds of all its launches, on the device."""
-    least = (rates.kernel_s + rates.gap_s) * kernel.launches
-    return max(least, busy_s(kernel, device, rates) + rates.gap_s * kernel.launches)
+def kernel_s(kernel: Kernel, device: Device, rates: DeviceRates = DEFAULT, *, behind_early: bool = False) -> float:
+    """Seconds of all its launches, on the device. behind_early: the kernel before it is an early one too."""
+    overlapped = kernel.early and device.overlaps
+    gaps = kernel.launches if not overlapped else int(not behind_early)  # its own launches follow one another
+    least = rates.kernel_s * kernel.launches
+    return max(least, busy_s(kernel, device, rates, behind_early=behind_early)) + rates.gap_s * gaps
 
 
-def busy_s(kernel: Kernel, device: Device, rates: DeviceRates) -> float:
+def busy_s(kernel: Kernel, device: Device, rates: DeviceRates, *, behind_early: bool = False) -> float:
     """Return the seconds by bytes, flops and walks alone."""
     moving = kernel.moved_bytes / (device.bandwidth_bytes_s * rates.bandwidth_share)
     if kernel.product is not None:
-        computing = product_s(*kernel.product, device, rates) / kernel.speed
-        computing += kernel.unpacked * rates.instruction_s / device.multiprocessors
         added_s = 0.0
-        if kernel.stream is not None:
-            programs = min(kernel.stream.programs, rates.resident * device.multiprocessors)
-            moving = max(moving, kernel.read_bytes * rates.latency_s / (programs * kernel.stream.under_way))
-            added_s = rates.latency_s * (
-                1 if kernel.stream.splits == 1 else 3
-            )  # first bytes; then sums, there and back
+        if kernel.stream is None:
+            computing = product_s(*kernel.product, device, rates)
+        else:
+            stream = kernel.stream
+            programs = min(stream.programs, rates.resident * device.multiprocessors)
+            moving = max(moving, kernel.read_bytes * rates.latency_s / (programs * stream.under_way))
+            computing = _streamed_s(kernel, stream, device, rates)
+            if not (behind_early and device.overlaps):
+                added_s = rates.latency_s  # the first bytes
+            if stream.splits > 1:  # sums, there and back
+                added_s += 2 * rates.latency_s + stream.added / rates.local_bytes_s
         return float((moving**rates.overlap + computing**rates.overlap) ** (1 / rates.overlap)) + added_s
     computing = kernel.flops / (device.bf16_flops_s * rates.matmul_share)
+    if kernel.by_row is not None:
+        rows, instructions = kernel.by_row
+        computing = rates.latency_s + -(-rows // device.multiprocessors) * instructions * rates.instruction_s
     return max(moving, computing, 0.0 if kernel.walk is None else walk_s(kernel.walk, device, rates))
+
+
+def _streamed_s(kernel: Kernel, stream: Stream, device: Device, rates: DeviceRates) -> float:
+    """Return the seconds of a product's instructions and flops, by whole waves of its own tiles."""
+    assert kernel.product is not None
+    rate = device.bf16_flops_s * rates.matmul_share / device.multiprocessors * kernel.speed
+    share = _TILE_SHARES.get((stream.rows, stream.columns), _FEW_ROWS_SHARE)
+    flops = 2.0 * stream.rows * stream.columns * kernel.product[2] / stream.splits
+    program_s = flops / (rate * share) + kernel.unpacked / stream.programs * rates.instruction_s
+    return -(-stream.programs // device.multiprocessors) * program_s
 
 
 @lru_cache(maxsize=65536)
@@ -136,9 +160,10 @@ def time_of(
 ) -> StepTime:
     """The step that launches these, one after the other. eager: without a graph, by a host that runs ahead."""
     parts: dict[Part, float] = {"weights": 0.0, "kv": 0.0, "sampling": 0.0, "rest": 0.0}
-    launched, waiting = 0, 0.0
+    launched, waiting, early = 0, 0.0, False
     for kernel in kernels:
-        whole, busy = kernel_s(kernel, device, rates), busy_s(kernel, device, rates)
+        whole = kernel_s(kernel, device, rates, behind_early=early)
+        busy, early = busy_s(kernel, device, rates, behind_early=early), kernel.early
         parts[kernel.part] += min(busy, whole) * 1e3
         waiting += max(0.0, whole - busy) * 1e3
         launched += kernel.launches

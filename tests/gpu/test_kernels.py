@@ -10,7 +10,7 @@ import tests.pretended
 from config.formats import FORMATS
 from models.low_bit import quantise
 from models.ops import low_bit, low_bit_reference
-from models.ops.triton import LAUNCHES, operators
+from models.ops.triton import LAUNCHES, direct, low_bit_operators, operators
 from models.ops.triton.low_bit_operators import FP8_CAPABILITY
 from tests.ops.test_operators import arguments, operator_named, tensors
 from tests.ops.triton.paged import Paged, paged
@@ -51,7 +51,58 @@ def test_an_operator_is_its_oracle(name: str, dtype: torch.dtype) -> None:
     found, expected = tensors(operator(*there)), tensors(operator(*given))
     written = [(x, y) for x, y in zip(there, given, strict=True) if isinstance(y, Tensor)]
     for mine, oracles in [*zip(found, expected, strict=True), *written]:
-        assert_near(mine, oracles, dtype)
+        if name in ("add_norm_quantise", "swiglu_quantise") and oracles.dtype is torch.int8:
+            # The device sums squares in another order, and divides by another instruction: halves may go elsewhere.
+            assert (mine.cpu().int() - oracles.int()).abs().max() <= 1
+        else:
+            assert_near(mine, oracles, dtype)
+
+
+@real
+@DTYPES
+@pytest.mark.parametrize("kind", [torch.int8, torch.float8_e4m3fn], ids=["int8", "fp8"])
+def test_norms_and_swiglu_in_eight_bits_are_those_of_two_kernels(kind: torch.dtype, dtype: torch.dtype) -> None:
+    if kind is torch.float8_e4m3fn and torch.cuda.get_device_capability() < FP8_CAPABILITY:
+        pytest.skip("this GPU has no fp8")
+    generator = torch.Generator().manual_seed(0)
+    x, residual, gain = (torch.randn(n, 3584, generator=generator).to(DEVICE, dtype) for n in (33, 33, 1))
+    values, scales, total = low_bit_operators.add_norm_quantise(x, residual, gain[0], 1e-6, kind)
+    normed, expected_total = operators.add_rms_norm(x, residual, gain[0], 1e-6)
+    gate_up = torch.cat((x, residual), 1)
+    gated = low_bit_operators.quantise_tokens(operators.swiglu(gate_up), kind)
+    expected = *low_bit_operators.quantise_tokens(normed, kind), expected_total, *gated
+    found = values, scales, total, *low_bit_operators.swiglu_quantise(gate_up, kind)
+    for mine, theirs in zip(found, expected, strict=True):
+        assert_bitwise(mine, theirs)
+
+
+@real
+@pytest.mark.parametrize("name", FORMATS)
+def test_kernels_that_start_early_compute_what_they_do_apart(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chain of dependent kernels, many times over: norm, product, SwiGLU, product."""
+    if name == "fp8" and torch.cuda.get_device_capability() < FP8_CAPABILITY:
+        pytest.skip("this GPU has no fp8 products")
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(3, 896, generator=generator).to(DEVICE, torch.bfloat16)
+    up, down = (
+        quantise(torch.randn(*shape, generator=generator).to(DEVICE, torch.bfloat16), FORMATS[name])
+        for shape in ((9728, 896), (896, 4864))
+    )
+
+    def states() -> list[Tensor]:
+        state, total, found = x, x, []
+        for _ in range(50):
+            normed, total = operators.add_rms_norm(state, total, torch.ones_like(x[0]), 1e-6)
+            state = low_bit.low_bit_linear(operators.swiglu(low_bit.low_bit_linear(normed, up)), down)
+            found.append(state)
+        return found
+
+    with torch.inference_mode():
+        early = states()
+        monkeypatch.setattr(direct, "_apart", True)
+        monkeypatch.setattr(direct, "_known", {})
+        for mine, theirs in zip(early, states(), strict=True):
+            assert_bitwise(mine, theirs)
 
 
 def case(dtype: torch.dtype, tree: int, padding: int = 3) -> Paged:

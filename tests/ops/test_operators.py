@@ -49,6 +49,8 @@ def arguments(dtype: torch.dtype) -> dict[str, tuple[Any, ...]]:
         "tree_feed": (*level, 2, 2, random(2, 2, 16), four.view(2, 2), random(2, 2, 16), eyes, *nodes),
         "tree_best": (*level, 2, *nodes, *(x[:, :3].clone() for x in nodes)),
         "quantise_tokens": (random(T, 16), torch.int8),
+        "add_norm_quantise": (random(T, 16), random(T, 16), random(16), 1e-6, torch.int8),
+        "swiglu_quantise": (random(T, 32), torch.int8),
         "low_bit_linear": (*few_bits, *weight, None, random(24), dtype),
     }
 

@@ -30,6 +30,7 @@ from policies.roofline.kernels import SPLIT_TOKENS, Kernel, Part, attention, pro
 from policies.speculation.graph_plan import CapturePlan, GraphShape
 from tests.policies.op_trace import OpTrace, TracedOp, tensor_bytes
 
+_EARLY = LAUNCHES.keys() - {"head", "sample", "sample_topk", "cutoff", "draft_inputs", "tree_feed", "tree_best"}
 _PARTS: dict[str, Part] = {"head": "weights", "linear": "weights", "sample": "sampling", "paged_attention": "kv"}
 
 
@@ -129,4 +130,6 @@ def _kernel(op: TracedOp, net: Network, batch: int, rows: int, context: int) -> 
         speed=1.0 if listed is None else listed.speed,
         unpacked=0 if listed is None else listed.unpacked,
         walk=attention(net, batch, rows, context, SPLIT_TOKENS).walk if part == "kv" else None,
+        stream=None if listed is None else listed.stream,
+        early=name in _EARLY,
     )

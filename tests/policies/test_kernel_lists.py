@@ -1,6 +1,7 @@
 """The predictor's list of kernels is what the CUDA step launches; and what it says of few bits."""
 
 import itertools
+import json
 from collections import Counter
 from dataclasses import replace
 from math import prod
@@ -8,19 +9,28 @@ from math import prod
 import pytest
 import torch
 
+from benchmarks.harness import RESULTS
 from benchmarks.tools.qwen import QWEN, network, qwen
 from config.formats import FORMATS
 from config.strategy import Strategy
 from models.dtypes import DTYPES
 from models.ops.triton.launch_low_bit import plan_low_bit_linear
 from policies.roofline.devices import DEVICES
-from policies.roofline.kernels import draft_kernels, floor_bytes, launches, projection, step_kernels
+from policies.roofline.kernels import (
+    GATED,
+    UNPACKED,
+    draft_kernels,
+    floor_bytes,
+    launches,
+    projection,
+    step_kernels,
+)
 from policies.roofline.timing import DEFAULT, StepTime, step_time, time_of
 from tests.policies.engine_trace import traced_chain, traced_step
 
 QUANTIZATIONS = ("none", "w8a8", "fp8", "w4a8", "w4a16")
 MARLIN_MS = {1: 4.362, 8: 4.774, 32: 7.178}  # a token by the A100 sweep's drafter: vLLM's kernel of four bits
-BLOCK_EFFICIENCY = {"w8a8": 5.87, "w4a16": 5.18}  # tokens a cycle of five drafts, of EfficientRollout
+BLOCK_EFFICIENCY = {"w8a8": 5.87, "w4a16": 5.18, "w4a8": 5.18}  # tokens a cycle of five drafts, of EfficientRollout
 NAMES = {"embedding": "embed", "addmm": "product", "mm": "product", "linear": "product", "cat": "pack"}
 NAMES |= {"low_bit_linear": "product"}
 PRODUCTS = ("qkv", "o", "gate_up", "down")
@@ -103,30 +113,31 @@ def test_few_bits_pay_where_weights_decide(quantization: str) -> None:
     assert step_on_h100("7b", "none").ms > step_on_h100("7b", quantization).ms > floor_ms
 
 
-def test_few_bits_cost_launches_where_weights_do_not_decide() -> None:
-    full, low = step_on_h100("0.5b", "none"), step_on_h100("0.5b", "w8a8")
-    assert low.launches == full.launches + 4 * QWEN["0.5b"]["num_layers"]
-    assert low.ms > full.ms
+def test_few_bits_cost_a_launch_for_tokens_that_no_kernel_before_rounds() -> None:
+    """Attention's, and the first norm's: norms and SwiGLU round theirs."""
+    for size in QWEN:
+        full, low = step_on_h100(size, "none"), step_on_h100(size, "w8a8")
+        assert low.launches == full.launches + QWEN[size]["num_layers"] + 1
+        assert low.ms < full.ms
 
 
 @pytest.mark.parametrize("device", ["A100", "H100"])
 @pytest.mark.parametrize("size", ["1.5b", "7b"])
 @pytest.mark.parametrize("batch", MARLIN_MS)
-def test_eight_bits_are_worth_more_than_our_four_where_auto_takes_them(size: str, device: str, batch: int) -> None:
-    """As predicted, at the block efficiencies of five drafted tokens; for 7B another's four bits are faster than ours
-    on an A100."""
+def test_eight_bits_are_worth_what_the_best_four_are_where_auto_takes_them(size: str, device: str, batch: int) -> None:
+    """As predicted, at the block efficiencies of five drafted tokens (w4a8: assumed to be w4a16's, which rounds less).
+    On an A100 our four bits with floats take what the sweep's kernel of four bits takes."""
     net, gpu, depth, context = network(qwen(size)), DEVICES[device], 5, 1024
-    draft_ms = {
-        name: time_of(draft_kernels(net, batch, Strategy("self", depth), context, FORMATS[name]), gpu).ms
-        - DEFAULT.host_s * 1e3
-        for name in ("w8a8", "w4a8", "w4a16")
-    }
-    assert draft_ms["w8a8"] <= 1.01 * draft_ms["w4a8"]
     plain_ms, verify_ms = (step_time(net, gpu, batch, rows, context).ms for rows in (1, 1 + depth))
-    worth = {name: tokens * plain_ms / (draft_ms[name] + verify_ms) for name, tokens in BLOCK_EFFICIENCY.items()}
+    draft_ms, worth = dict[str, float](), dict[str, float]()
+    for name, tokens in BLOCK_EFFICIENCY.items():
+        kernels = draft_kernels(net, batch, Strategy("self", depth), context, FORMATS[name])
+        draft_ms[name] = time_of(kernels, gpu).ms - DEFAULT.host_s * 1e3
+        worth[name] = tokens * plain_ms / (draft_ms[name] + verify_ms)
     assert worth["w8a8"] > max(1.2, worth["w4a16"])
+    assert worth["w8a8"] > 0.97 * worth["w4a8"]
     if (size, device) == ("7b", "A100"):
-        assert draft_ms["w4a16"] / depth > MARLIN_MS[batch]
+        assert draft_ms["w4a16"] / depth == pytest.approx(MARLIN_MS[batch], rel=0.07)
 
 
 @pytest.mark.parametrize("rows", [1, 16, 17, 40, 65, 300, 4096])
@@ -155,12 +166,48 @@ def test_programs_of_products_in_few_bits_are_the_kernels_own(quantization: str,
         assert listed.stream is not None
         assert listed.stream.programs == prod(launch.grid), (n, k)
         assert listed.stream.splits == prod(launch.grid[2:]), (n, k)
+        tile = launch.constants["TILE_ROWS"], launch.constants["TILE_COLUMNS"]
+        assert (listed.stream.rows, listed.stream.columns) == tile
+        deep = launch.constants.get("TILE_DEPTH", 64)
+        assert listed.stream.under_way == (launch.stages - 1) * tile[1] * deep, "all buffers but the one in use"
 
 
-@pytest.mark.parametrize(("size", "share"), [("7b", 0.75), ("1.5b", 0.55)])
+def test_instructions_are_those_of_the_compiled_code() -> None:
+    """Of the record of sm_90's code: products by four bits, and SwiGLU in eight."""
+    rows = json.loads((RESULTS / "triton_kernels.json").read_text())["rows"]
+    for row in (row for row in rows if row["architecture"] == "sm_90"):
+        form, _, shape = row["kernel"].partition(", ")
+        if form in ("w4a8", "w4a16"):
+            m, n, k = map(int, shape.split(" x "))
+            *_, listed = projection(network(qwen("7b"), quantization=form), "", m, n, k)
+            assert listed.stream is not None
+            per_weight = UNPACKED[FORMATS[form].activations, listed.stream.rows, n >= 8192]
+            assert row["per_weight"] == pytest.approx(per_weight, rel=0.05), row
+        if form == "swiglu_quantise":
+            assert row["per_weight"] == pytest.approx(GATED[FORMATS[shape].activations], rel=0.15), row
+
+
+@pytest.mark.parametrize(
+    ("size", "quantization", "share"),
+    [("7b", "none", 0.8), ("1.5b", "none", 0.55), ("7b", "w8a8", 0.75), ("1.5b", "w8a8", 0.45)],
+)
 @pytest.mark.parametrize("batch", [1, 4, 8])
-def test_decoding_few_requests_is_near_the_limit_of_the_memory(size: str, share: float, batch: int) -> None:
+def test_decoding_few_requests_is_near_the_limit_of_the_memory(
+    size: str, quantization: str, share: float, batch: int
+) -> None:
     """As predicted, with 0.15 ms of host: 0.05 measured without CUDA, and 0.1 assumed for CUDA's own."""
-    net, device = network(qwen(size)), DEVICES["H100"]
+    net, device = network(qwen(size), quantization=quantization), DEVICES["H100"]
     step_ms = time_of(step_kernels(net, batch, 1, 1024), device, replace(DEFAULT, host_s=0.15e-3)).ms
     assert floor_bytes(net, batch, 1024) / device.bandwidth_bytes_s * 1e3 / step_ms >= share
+
+
+@pytest.mark.parametrize("quantization", QUANTIZATIONS[1:])
+def test_kernels_that_start_early_cost_no_gap_and_only_where_the_device_lets_them(quantization: str) -> None:
+    kernels = step_kernels(network(qwen("1.5b"), quantization=quantization), 1, 1, 1024)
+    apart = [replace(kernel, early=False) for kernel in kernels]
+    hopper, ampere = DEVICES["H100"], DEVICES["A100"]
+    assert time_of(kernels, ampere).ms == time_of(apart, ampere).ms
+    saved_ms = time_of(apart, hopper).ms - time_of(kernels, hopper).ms
+    # A gap for each of a layer's launches, and the first weights of four products.
+    most_ms = (launches(kernels) * DEFAULT.gap_s + 4 * QWEN["1.5b"]["num_layers"] * DEFAULT.latency_s) * 1e3
+    assert 0.6 * most_ms < saved_ms < most_ms

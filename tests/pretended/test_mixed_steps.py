@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from actors.engine.native.engine import NativeEngine
+from actors.engine.native.forward import graphs
 from actors.engine.native.forward.graphs import CudaGraphCapture
 from contracts.rollout import GraphsFailed
 from drafter.protocol import Replay
@@ -75,6 +76,38 @@ class Failing(CudaGraphCapture):
         if self.records == self.at:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
         return super().record(compute)
+
+
+@pytest.mark.parametrize("overlapping", [True, False])
+@pytest.mark.parametrize("error", [RuntimeError, torch.OutOfMemoryError])
+def test_a_capture_that_fails_is_tried_again_with_kernels_that_start_apart(
+    error: type[RuntimeError], overlapping: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once, where they started early, and not if memory was missing. The graph is that of the second capture."""
+    turned: list[bool] = []
+
+    def launch_apart() -> bool:
+        turned.append(True)
+        return overlapping and len(turned) == 1
+
+    monkeypatch.setattr(graphs, "launch_apart", launch_apart)
+    x = torch.zeros(3, device="cuda")
+
+    def compute() -> None:
+        if not turned:
+            raise error("operation not permitted when stream is capturing")
+        x.add_(1)
+
+    capture = CudaGraphCapture()
+    if overlapping and error is RuntimeError:
+        replay = capture.record(compute)
+        before = x.clone()
+        replay()
+        assert torch.equal((x - before).cpu(), torch.ones(3))
+    else:
+        with pytest.raises(error):
+            capture.record(compute)
+    assert len(turned) == (error is RuntimeError)
 
 
 @pytest.mark.parametrize("at", [1, 3])

@@ -13,6 +13,8 @@ fused multiply-adds. Slots that no query of the request may see are never read, 
 import triton
 import triton.language as tl
 
+from models.ops.triton.overlap import after_previous
+
 _PER_CALL = ["rows", "requests", "table_stride", "table_step", "mask_width", "one_tile", "splits"]
 _NOTHING = tl.constexpr(-1e30)  # peak of a row that has seen no key: finite, so that differences are not NaN
 _MASK_BITS = tl.constexpr(64)
@@ -175,8 +177,11 @@ def attend(
     TREE: tl.constexpr,  # 0: causal; 1: a mask of at most 64 columns; 2: a wider one
     APART: tl.constexpr,
     PRECISION: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Program (tile, KV head, lane): partial results of every lanes-th split (APART), or the whole context's result."""
+    if PDL:
+        after_previous()
     tile, head, lane = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     GROUP: tl.constexpr = HQ // HKV
     TILE_ROWS: tl.constexpr = TILE // GROUP
@@ -259,8 +264,11 @@ def attend_items(
     WIDTH: tl.constexpr,
     TREE: tl.constexpr,
     PRECISION: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Program (share of the work, KV head): partial results of the splits that the list gives it, as `attend` has."""
+    if PDL:
+        after_previous()
     program, head = tl.program_id(0), tl.program_id(1)
     GROUP: tl.constexpr = HQ // HKV
     TILE_ROWS: tl.constexpr = TILE // GROUP
@@ -349,8 +357,11 @@ def merge_splits(
     WIDTH: tl.constexpr,
     TREE: tl.constexpr,
     AHEAD: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Program (tile, KV head, head of its group)."""
+    if PDL:
+        after_previous()
     tile, head, member = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     GROUP: tl.constexpr = HQ // HKV
     TILE_ROWS: tl.constexpr = TILE // GROUP

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from triton import knobs
 from triton.runtime import driver
 
 _MOST_CALLS = 2048  # remembered; then all are forgotten: mixed steps have ever new numbers of rows
@@ -42,14 +43,22 @@ class Launch:
         """Compile the kernel for the active driver's device without launching it."""
         return self._jit(warmup=True)
 
+    @property
+    def constexprs(self) -> dict[str, Any]:
+        """Its constants, and whether it starts while the kernel before it ends, if the kernel is made for that."""
+        return self.constants | {"PDL": overlaps()} if "PDL" in self.kernel.arg_names else self.constants
+
     def _jit(self, *, warmup: bool) -> Any:
         options: dict[str, Any] = {} if self.registers is None else {"maxnreg": self.registers}
+        constexprs = self.constexprs
+        if constexprs.get("PDL"):
+            options["launch_pdl"] = True
         # Without fusion a sum's bits are those that the source says, in every variant of a kernel.
         return self.kernel.run(
             *self.arguments,
             grid=self.grid,
             warmup=warmup,
-            **self.constants,
+            **constexprs,
             num_warps=self.warps,
             num_stages=self.stages,
             enable_fp_fusion=False,
@@ -68,6 +77,24 @@ class _Known:
 
 
 _known: dict[tuple[Any, ...], _Known] = {}
+_apart = False  # whether kernels start only when the one before has ended, although the device could do otherwise
+
+
+def overlaps() -> bool:
+    """Whether kernels start while those before them end (`overlap`): on NVIDIA's GPUs from compute capability 9.0 on,
+    by the device that Triton compiles for, and not in the interpreter."""
+    if _apart or knobs.runtime.interpret:
+        return False
+    target = driver.active.get_current_target()
+    return bool(target.backend == "cuda" and target.arch >= 90)
+
+
+def launch_apart() -> bool:
+    """From now on start a kernel only when the one before has ended. False: that is so already."""
+    global _apart
+    overlapped, _apart = overlaps(), True
+    _known.clear()  # which holds compiled kernels
+    return overlapped
 
 
 def run_plan(plan: Callable[..., list[Launch]], *arguments: Any) -> _Known | None:
@@ -145,8 +172,8 @@ def _remember(call: tuple[Any, ...], given: list[Tensor], launches: list[Launch]
         return None
     taken = []
     for launch in launches:
-        own = iter(launch.arguments)
-        values = [launch.constants[n] if n in launch.constants else next(own) for n in launch.kernel.arg_names]
+        own, constexprs = iter(launch.arguments), launch.constexprs
+        values = [constexprs[n] if n in constexprs else next(own) for n in launch.kernel.arg_names]
         taken.append(values)
         for value in values:
             if not isinstance(value, Tensor):

@@ -1,62 +1,20 @@
 # mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
-"""Quantise tokens to eight bits, and multiply by low-bit weights. `models.ops.low_bit` defines the order of the
-arithmetic.
+"""Multiply tokens by low-bit weights. `models.ops.low_bit` defines the order of the arithmetic.
 
 Integer sums are exact, so tiles can depend on the number of rows without changing a bit, and so can the split of K
-(int8 by int8). Four bits with floats: parts of K lie at fixed places of a matrix, and their sums are added in order,
-whether one program computes all parts or each has its own. fp8 has one tile for all rows and no split.
+(int8 by int8). Of int8 by four bits, sums of groups are floats that are added in the order of groups, however K is
+split. Four bits with floats, and fp8: parts of K lie at fixed places of a matrix, and their sums are added in order,
+whether one program computes all parts or each has its own. fp8 has one tile for all rows.
 """
 
 import triton
 import triton.language as tl
 
-_ROUNDER: tl.constexpr = tl.constexpr(12582912.0)  # 1.5 * 2^23: adding it rounds to integers, halves to even
-_INFINITE: tl.constexpr = tl.constexpr(0x7F800000)
+from models.ops.triton.overlap import after_previous, ask_for
 
-
-@triton.jit
-def quantise_tokens(
-    x,  # [rows, DEPTH], rows STRIDE apart
-    values,  # [rows, DEPTH], int8 or float8_e4m3fn
-    scales,  # float32 [rows]
-    DEPTH: tl.constexpr,
-    STRIDE: tl.constexpr,
-    BLOCK: tl.constexpr,
-    INTEGER: tl.constexpr,
-    LEVELS: tl.constexpr,  # the largest value
-    SMALLEST: tl.constexpr,
-):
-    """Program (row): two passes over its values, the second from the cache."""
-    row = tl.program_id(0).to(tl.int64)
-    column = tl.arange(0, BLOCK)
-    # Magnitudes as integers: one maximum covers infinities and, above them, NaN.
-    most = tl.zeros([BLOCK], tl.int32)
-    for start in range(0, DEPTH, BLOCK):
-        inside = start + column < DEPTH
-        exact = tl.load(x + row * STRIDE + start + column, mask=inside, other=0.0).to(tl.float32)
-        most = tl.maximum(most, exact.to(tl.int32, bitcast=True) & 0x7FFFFFFF)
-    bits = tl.max(most, 0)
-    largest = bits.to(tl.float32, bitcast=True)
-    if INTEGER:
-        finite = bits < _INFINITE
-        counts = finite & (largest >= SMALLEST)
-        factor = tl.where(counts, tl.div_rn(LEVELS, tl.where(counts, largest, 1.0)), 0.0)
-        scale = tl.where(counts, tl.div_rn(largest, LEVELS), 0.0)
-        scale = tl.where(finite, scale, float("nan"))
-    else:
-        finite = True
-        scale = tl.where(largest > 0.0, tl.div_rn(largest, LEVELS), 1.0)
-        factor = scale
-    tl.store(scales + row, scale)
-    for start in range(0, DEPTH, BLOCK):
-        inside = start + column < DEPTH
-        exact = tl.load(x + row * STRIDE + start + column, mask=inside, other=0.0).to(tl.float32)
-        if INTEGER:
-            near = tl.where(finite, exact * factor, 0.0)
-            value = ((near + _ROUNDER) - _ROUNDER).to(tl.int32).to(tl.int8)
-        else:
-            value = tl.div_rn(exact, factor).to(values.dtype.element_ty)
-        tl.store(values + row * DEPTH + start + column, value, mask=inside)
+_LINES: tl.constexpr = tl.constexpr(
+    4
+)  # of 128 bytes of each column, asked for before the wait: what fills an idle memory
 
 
 @triton.jit
@@ -73,17 +31,16 @@ def _stored(
 
 
 @triton.jit
-def _placed(sums, splits, TILE_ROWS: tl.constexpr, TILE_COLUMNS: tl.constexpr):
-    """Where the sums of this tile's first split lie, and the tile's number."""
+def _placed(sums, slots, TILE_ROWS: tl.constexpr, TILE_COLUMNS: tl.constexpr):
+    """Where the first sums of this tile lie, of `slots`, and the tile's number."""
     tile = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
     inside = tl.arange(0, TILE_ROWS)[:, None] * TILE_COLUMNS + tl.arange(0, TILE_COLUMNS)[None, :]
-    return sums + tile.to(tl.int64) * splits * (TILE_ROWS * TILE_COLUMNS) + inside, tile
+    return sums + tile.to(tl.int64) * slots * (TILE_ROWS * TILE_COLUMNS) + inside, tile
 
 
 @triton.jit
-def _arrives_last(total, place, arrived, splits, TILE_ROWS: tl.constexpr, TILE_COLUMNS: tl.constexpr):
-    """Store this split's sums. Whether all other splits of the tile have stored theirs."""
-    tl.store(place + tl.program_id(2) * (TILE_ROWS * TILE_COLUMNS), total)
+def _arrives_last(arrived, splits):
+    """Whether all other splits of the tile have stored their sums."""
     tl.debug_barrier()  # all threads have stored before the program counts as arrived
     last = tl.atomic_add(arrived, 1, sem="acq_rel") + 1 == splits
     if last:
@@ -92,11 +49,11 @@ def _arrives_last(total, place, arrived, splits, TILE_ROWS: tl.constexpr, TILE_C
 
 
 @triton.jit
-def _added(place, kind: tl.constexpr, splits, TILE_ROWS: tl.constexpr, TILE_COLUMNS: tl.constexpr):
-    """The sums of all splits, added in order."""
+def _added(place, live, kind: tl.constexpr, slots, TILE_ROWS: tl.constexpr, TILE_COLUMNS: tl.constexpr):
+    """The sums of all slots, added in order."""
     total = tl.zeros([TILE_ROWS, TILE_COLUMNS], kind)
-    for split in range(splits):
-        total += tl.load(place + split * (TILE_ROWS * TILE_COLUMNS), cache_modifier=".cg")
+    for slot in range(slots):
+        total += tl.load(place + slot * (TILE_ROWS * TILE_COLUMNS), mask=live, other=0, cache_modifier=".cg")
     return total
 
 
@@ -107,44 +64,28 @@ def _scaled(sums, scales, x_scales, bias, out, row, column, rows, COLUMNS: tl.co
     _stored(total, x_scales, bias, out, row, column, rows, COLUMNS, True, BIAS)
 
 
-@triton.jit(do_not_specialize=["rows", "splits"])
-def multiply_bytes(
-    x,  # [rows, DEPTH], int8 or float8_e4m3fn
-    x_scales,  # float32 [rows]
-    weight,  # [COLUMNS, DEPTH], likewise
-    scales,  # float32 [COLUMNS]
-    bias,  # [COLUMNS], with BIAS
-    out,  # [rows, COLUMNS]
-    sums,  # int32 [tiles, splits, TILE_ROWS, TILE_COLUMNS], with SPLIT
-    arrived,  # int32 [tiles], zeros before and after, with SPLIT
+@triton.jit
+def _summed(
+    x,
+    weight,
+    row,
+    column,
     rows,
-    splits,
+    begin,
+    end,
+    kind: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
-    BIAS: tl.constexpr,
-    INTEGER: tl.constexpr,
-    SPLIT: tl.constexpr,
     TILE_ROWS: tl.constexpr,
     TILE_COLUMNS: tl.constexpr,
     TILE_DEPTH: tl.constexpr,
 ):
-    """Program (tile of rows, tile of columns, split of DEPTH); tiles of rows that share weights follow one another.
-
-    Of a tile's splits the program that arrives last adds all sums, which are integers: no bit depends on which it is,
-    nor on how many there are.
-    """
-    row = tl.program_id(0) * TILE_ROWS + tl.arange(0, TILE_ROWS)
-    column = tl.program_id(1) * TILE_COLUMNS + tl.arange(0, TILE_COLUMNS)
+    """The sums over [begin, end) of DEPTH."""
     depth = tl.arange(0, TILE_DEPTH)
     of_rows, of_columns = (row < rows)[:, None], (column < COLUMNS)[:, None]
-    begin, end = 0, DEPTH
-    if SPLIT:
-        parts: tl.constexpr = (DEPTH + TILE_DEPTH - 1) // TILE_DEPTH
-        begin = parts * tl.program_id(2) // splits * TILE_DEPTH
-        end = tl.minimum(parts * (tl.program_id(2) + 1) // splits * TILE_DEPTH, DEPTH)
     left = x + row.to(tl.int64)[:, None] * DEPTH + begin + depth[None, :]
     right = weight + column.to(tl.int64)[:, None] * DEPTH + begin + depth[None, :]
-    total = tl.zeros([TILE_ROWS, TILE_COLUMNS], tl.int32 if INTEGER else tl.float32)
+    total = tl.zeros([TILE_ROWS, TILE_COLUMNS], kind)
     for start in range(begin, end, TILE_DEPTH):
         if DEPTH % TILE_DEPTH:
             inside = (start + depth < DEPTH)[None, :]
@@ -153,59 +94,176 @@ def multiply_bytes(
         else:
             a = tl.load(left, mask=of_rows, other=0.0)
             b = tl.load(right, mask=of_columns, other=0.0)
-        if INTEGER:
+        if kind == tl.int32:
             total = tl.dot(a, tl.trans(b), total, out_dtype=tl.int32)
         else:  # Hopper accumulates fp8 with fewer bits: add to float32 after each tile
             total = tl.dot(a, tl.trans(b), total, max_num_imprecise_acc=TILE_DEPTH)
         left += TILE_DEPTH
         right += TILE_DEPTH
+    return total
+
+
+@triton.jit(do_not_specialize=["rows", "splits"])
+def multiply_bytes(
+    x,  # [rows, DEPTH], int8 or float8_e4m3fn
+    x_scales,  # float32 [rows]
+    weight,  # [COLUMNS, DEPTH], likewise
+    scales,  # float32 [COLUMNS]
+    bias,  # [COLUMNS], with BIAS
+    out,  # [rows, COLUMNS]
+    sums,  # int32 or float32 [tiles, splits, TILE_ROWS, TILE_COLUMNS], with SPLIT
+    arrived,  # int32 [tiles], zeros before and after, with SPLIT
+    rows,
+    splits,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    PART: tl.constexpr,  # of DEPTH, in TILE_DEPTHs: fp8
+    BIAS: tl.constexpr,
+    INTEGER: tl.constexpr,
+    SPLIT: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+    TILE_COLUMNS: tl.constexpr,
+    TILE_DEPTH: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Program (tile of rows, tile of columns, split of DEPTH); tiles of rows that share weights follow one another.
+
+    Of a tile's splits the program that arrives last adds all sums in order, so no bit depends on which it is; nor on
+    how many there are, since integers are exact and parts of fp8 are the splits.
+    """
+    row = tl.program_id(0) * TILE_ROWS + tl.arange(0, TILE_ROWS)
+    column = tl.program_id(1) * TILE_COLUMNS + tl.arange(0, TILE_COLUMNS)
+    of_rows = (row < rows)[:, None]
+    STEPS: tl.constexpr = (DEPTH + TILE_DEPTH - 1) // TILE_DEPTH
+    begin, end = 0, DEPTH
+    if SPLIT:
+        if INTEGER:
+            begin = STEPS * tl.program_id(2) // splits * TILE_DEPTH
+            end = tl.minimum(STEPS * (tl.program_id(2) + 1) // splits * TILE_DEPTH, DEPTH)
+        else:
+            begin = tl.program_id(2) * (PART * TILE_DEPTH)
+            end = tl.minimum(begin + PART * TILE_DEPTH, DEPTH)
+    if PDL:
+        ask_for(weight, column, begin, COLUMNS, DEPTH, _LINES)
+        after_previous()
+    kind: tl.constexpr = tl.int32 if INTEGER else tl.float32
+    if SPLIT or INTEGER or PART >= STEPS:
+        total = _summed(
+            x, weight, row, column, rows, begin, end, kind, COLUMNS, DEPTH, TILE_ROWS, TILE_COLUMNS, TILE_DEPTH
+        )
+    else:
+        total = tl.zeros([TILE_ROWS, TILE_COLUMNS], tl.float32)
+        for start in range(0, DEPTH, PART * TILE_DEPTH):
+            until = tl.minimum(start + PART * TILE_DEPTH, DEPTH)
+            total += _summed(
+                x, weight, row, column, rows, start, until, kind, COLUMNS, DEPTH, TILE_ROWS, TILE_COLUMNS, TILE_DEPTH
+            )
     if SPLIT:
         place, tile = _placed(sums, splits, TILE_ROWS, TILE_COLUMNS)
-        if _arrives_last(total, place, arrived + tile, splits, TILE_ROWS, TILE_COLUMNS):
-            total = _added(place, tl.int32, splits, TILE_ROWS, TILE_COLUMNS)
+        tl.store(place + tl.program_id(2) * (TILE_ROWS * TILE_COLUMNS), total, mask=of_rows)
+        if _arrives_last(arrived + tile, splits):
+            total = _added(place, of_rows, kind, splits, TILE_ROWS, TILE_COLUMNS)
             _scaled(total, scales, x_scales, bias, out, row, column, rows, COLUMNS, BIAS)
     else:
         _scaled(total, scales, x_scales, bias, out, row, column, rows, COLUMNS, BIAS)
 
 
-@triton.jit(do_not_specialize=["rows"])
+# Of four bytes: their low and their high halves, less the zero point of each, as bytes. 0.9 instructions per weight;
+# shifts, conversions and shuffles of single weights take six. 128 is added before the difference, so that no byte
+# borrows from the next, and taken off after it.
+_LEVELS_OF: tl.constexpr = tl.constexpr("""{
+.reg .b32 first, second;
+shr.b32 second, $2, 4;
+lop3.b32 first, $2, 0x0f0f0f0f, 0x80808080, 0xea;
+lop3.b32 second, second, 0x0f0f0f0f, 0x80808080, 0xea;
+sub.u32 first, first, $3;
+sub.u32 second, second, $3;
+xor.b32 $0, first, 0x80808080;
+xor.b32 $1, second, 0x80808080;
+}""")
+
+
+@triton.jit(do_not_specialize=["rows", "splits"])
 def multiply_nibbles(
     x,  # int8 [rows, GROUPS * GROUP]
     x_scales,  # float32 [rows]
     weight,  # uint8 [COLUMNS, GROUPS * GROUP / 2]
     scales,  # float32 [COLUMNS, GROUPS]
-    zeros,  # uint8 [COLUMNS, GROUPS]
+    zeros,  # uint8 [COLUMNS, GROUPS], below 16
     bias,  # [COLUMNS], with BIAS
     out,  # [rows, COLUMNS]
+    sums,  # float32 [tiles, slots, TILE_ROWS, TILE_COLUMNS], with SPLIT: the first split's, and of each later group
+    arrived,  # int32 [tiles], zeros before and after, with SPLIT
     rows,
+    splits,
     COLUMNS: tl.constexpr,
     GROUPS: tl.constexpr,
     GROUP: tl.constexpr,
     BIAS: tl.constexpr,
+    SPLIT: tl.constexpr,
     TILE_ROWS: tl.constexpr,
     TILE_COLUMNS: tl.constexpr,
+    PDL: tl.constexpr,
 ):
-    """Program (tile of rows, tile of columns), group by group: a group's weights are unpacked in registers."""
+    """Program (tile of rows, tile of columns, split of K), group by group.
+
+    Even inputs meet low halves and odd ones high halves, so weights stay where they were loaded: no shuffle. Groups are
+    added in order: the first split adds its own, and the program that arrives last all that follow.
+    """
     row = tl.program_id(0) * TILE_ROWS + tl.arange(0, TILE_ROWS)
     column = tl.program_id(1) * TILE_COLUMNS + tl.arange(0, TILE_COLUMNS)
-    of_rows, of_columns = row < rows, column < COLUMNS
+    of_rows, of_columns = (row < rows)[:, None], column < COLUMNS
     DEPTH: tl.constexpr = GROUPS * GROUP
-    left = x + row.to(tl.int64)[:, None] * DEPTH + tl.arange(0, GROUP)[None, :]
-    right = weight + column.to(tl.int64)[:, None] * (DEPTH // 2) + tl.arange(0, GROUP // 2)[None, :]
+    TILE: tl.constexpr = TILE_ROWS * TILE_COLUMNS
+    begin, end = 0, GROUPS
+    if SPLIT:
+        begin = GROUPS * tl.program_id(2) // splits
+        end = GROUPS * (tl.program_id(2) + 1) // splits
+        own = GROUPS // splits  # of the first split
+        slots = GROUPS - own + 1
+        place, tile = _placed(sums, slots, TILE_ROWS, TILE_COLUMNS)
+    if PDL:
+        ask_for(weight, column, begin * (GROUP // 2), COLUMNS, DEPTH // 2, _LINES)
+        ask_for(scales, column, begin, COLUMNS, GROUPS, _LINES)
+        ask_for(zeros, column, begin, COLUMNS, GROUPS, 1)
+        after_previous()
+    left = x + row.to(tl.int64)[:, None] * DEPTH + begin * GROUP + tl.arange(0, GROUP)[None, :]
+    right = weight + begin * (GROUP // 2) + column.to(tl.int64)[:, None] * (DEPTH // 2)
+    right += tl.arange(0, GROUP // 2)[None, :]
     of_group = column.to(tl.int64) * GROUPS
+    AHEAD: tl.constexpr = TILE_ROWS < 128  # else registers do not suffice
     total = tl.zeros([TILE_ROWS, TILE_COLUMNS], tl.float32)
-    for group in range(GROUPS):
-        a = tl.load(left, mask=of_rows[:, None], other=0.0)
+    scale = tl.load(scales + of_group + begin, mask=of_columns, other=0.0)
+    for group in range(begin, end):
+        a = tl.load(left, mask=of_rows, other=0.0)
         packed = tl.load(right, mask=of_columns[:, None], other=0)
-        scale = tl.load(scales + of_group + group, mask=of_columns, other=0.0)
+        # A scale is loaded a group ahead. A zero point that a loop carries would give the weights another layout.
+        if AHEAD:
+            next_scale = tl.load(scales + of_group + group + 1, mask=of_columns & (group + 1 < end), other=0.0)
+        else:
+            scale = tl.load(scales + of_group + group, mask=of_columns, other=0.0)
         zero = tl.load(zeros + of_group + group, mask=of_columns, other=0)
-        levels = tl.reshape(tl.join(packed & 15, packed >> 4), [TILE_COLUMNS, GROUP]).to(tl.int8)
-        levels = levels - zero.to(tl.int8)[:, None]
-        part = tl.dot(a, tl.trans(levels), out_dtype=tl.int32)
-        total += part.to(tl.float32) * scale[None, :]
+        even, odd = tl.split(tl.reshape(a, [TILE_ROWS, GROUP // 2, 2]))
+        low, high = tl.inline_asm_elementwise(
+            _LEVELS_OF, "=r,=r,r,r", [packed, zero[:, None]], (tl.int8, tl.int8), True, 4
+        )
+        part = tl.dot(even, tl.trans(low), out_dtype=tl.int32)
+        part = tl.dot(odd, tl.trans(high), part, out_dtype=tl.int32)
+        scaled = part.to(tl.float32) * scale[None, :]
+        total += scaled
+        if SPLIT:
+            tl.store(place + (group - own + 1) * TILE, scaled, mask=of_rows & (group >= own))
+        if AHEAD:
+            scale = next_scale
         left += GROUP
         right += GROUP // 2
-    _stored(total, x_scales, bias, out, row, column, rows, COLUMNS, True, BIAS)
+    if SPLIT:
+        tl.store(place, total, mask=of_rows & (tl.program_id(2) == 0))
+        if _arrives_last(arrived + tile, splits):
+            total = _added(place, of_rows, tl.float32, slots, TILE_ROWS, TILE_COLUMNS)
+            _stored(total, x_scales, bias, out, row, column, rows, COLUMNS, True, BIAS)
+    else:
+        _stored(total, x_scales, bias, out, row, column, rows, COLUMNS, True, BIAS)
 
 
 # Of four bytes: their low and their high halves, each as bfloat16 128 + half. 1.6 instructions per weight with the
@@ -242,6 +300,7 @@ def multiply_unpacked(
     SPLIT: tl.constexpr,
     TILE_ROWS: tl.constexpr,
     TILE_COLUMNS: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Program (tile of rows, tile of columns, and with SPLIT a part of K), group by group.
 
@@ -250,40 +309,49 @@ def multiply_unpacked(
     """
     row = tl.program_id(0) * TILE_ROWS + tl.arange(0, TILE_ROWS)
     column = tl.program_id(1) * TILE_COLUMNS + tl.arange(0, TILE_COLUMNS)
-    of_rows, of_columns = row < rows, column < COLUMNS
+    of_rows, of_columns = (row < rows)[:, None], column < COLUMNS
     DEPTH: tl.constexpr = GROUPS * GROUP
     begin, end = 0, GROUPS
     if SPLIT:
         begin = tl.program_id(2) * PART
         end = tl.minimum(begin + PART, GROUPS)
+    if PDL:
+        ask_for(weight, column, begin * (GROUP // 2), COLUMNS, DEPTH // 2, _LINES)
+        ask_for(scales, column, begin, COLUMNS, GROUPS, _LINES)
+        ask_for(zeros, column, begin, COLUMNS, GROUPS, 1)
+        after_previous()
     left = x + row.to(tl.int64)[:, None] * DEPTH + begin * GROUP + tl.arange(0, GROUP)[None, :]
     right = weight + begin * (GROUP // 2) + column.to(tl.int64)[:, None] * (DEPTH // 2)
     right += tl.arange(0, GROUP // 2)[None, :]
     of_group = column.to(tl.int64) * GROUPS
     whole = tl.zeros([TILE_ROWS, TILE_COLUMNS], tl.float32)
     total = tl.zeros([TILE_ROWS, TILE_COLUMNS], tl.float32)
+    scale = tl.load(scales + of_group + begin, mask=of_columns, other=0.0)
     for group in range(begin, end):
-        a = tl.load(left, mask=of_rows[:, None], other=0.0)
+        a = tl.load(left, mask=of_rows, other=0.0)
         packed = tl.load(right, mask=of_columns[:, None], other=0)
-        scale = tl.load(scales + of_group + group, mask=of_columns, other=0.0)
+        # A scale is loaded a group ahead. A zero point that a loop carries would give the weights another layout.
+        next_scale = tl.load(scales + of_group + group + 1, mask=of_columns & (group + 1 < end), other=0.0)
         zero = tl.load(zeros + of_group + group, mask=of_columns, other=0)
         even, odd = tl.split(tl.reshape(a, [TILE_ROWS, GROUP // 2, 2]))
         low, high = tl.inline_asm_elementwise(_UNPACK, "=r,=r,=r,=r,r", [packed], (tl.bfloat16, tl.bfloat16), True, 4)
-        zero = (zero.to(tl.int16) | 0x4300).to(tl.bfloat16, bitcast=True)[:, None]
-        part = tl.dot(even, tl.trans((low - zero).to(a.dtype)), input_precision="ieee")
-        part = tl.dot(odd, tl.trans((high - zero).to(a.dtype)), part, input_precision="ieee")
+        offset = (zero.to(tl.int16) | 0x4300).to(tl.bfloat16, bitcast=True)[:, None]
+        part = tl.dot(even, tl.trans((low - offset).to(a.dtype)), input_precision="ieee")
+        part = tl.dot(odd, tl.trans((high - offset).to(a.dtype)), part, input_precision="ieee")
         total += part * scale[None, :]
         if not SPLIT and PART < GROUPS:
             ends = group % PART == PART - 1
             whole += tl.where(ends, total, 0.0)
             total = tl.where(ends, 0.0, total)
+        scale = next_scale
         left += GROUP
         right += GROUP // 2
     if SPLIT:
         splits = tl.num_programs(2)
         place, tile = _placed(sums, splits, TILE_ROWS, TILE_COLUMNS)
-        if _arrives_last(total, place, arrived + tile, splits, TILE_ROWS, TILE_COLUMNS):
-            total = _added(place, tl.float32, splits, TILE_ROWS, TILE_COLUMNS)
+        tl.store(place + tl.program_id(2) * (TILE_ROWS * TILE_COLUMNS), total, mask=of_rows)
+        if _arrives_last(arrived + tile, splits):
+            total = _added(place, of_rows, tl.float32, splits, TILE_ROWS, TILE_COLUMNS)
             _stored(total, x, bias, out, row, column, rows, COLUMNS, False, BIAS)
     else:
         _stored(whole + total, x, bias, out, row, column, rows, COLUMNS, False, BIAS)

@@ -4,6 +4,7 @@ The rules of `operators` apply; `models.ops.low_bit` defines the results and cal
 are separate arguments, since an operator takes tensors.
 """
 
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,12 +13,16 @@ from torch import Tensor
 
 from config.formats import FORMATS, LowBitFormat
 from models.low_bit import LowBitWeight
+from models.ops import reference
 from models.ops.low_bit_reference import product, rounded_tokens
-from models.ops.triton.operators import launched
+from models.ops.triton.operators import IN_LAYERS, launched
 
 FP8_CAPABILITY = (8, 9)
 _SCHEMAS = (
     "quantise_tokens(Tensor x, ScalarType dtype) -> (Tensor values, Tensor scales)",
+    "add_norm_quantise(Tensor x, Tensor residual, Tensor weight, float eps, ScalarType dtype)"
+    " -> (Tensor values, Tensor scales, Tensor total)",
+    "swiglu_quantise(Tensor gate_up, ScalarType dtype) -> (Tensor values, Tensor scales)",
     "low_bit_linear(Tensor x, Tensor? token_scales, Tensor weight, Tensor scales, Tensor? zeros, Tensor? bias,"
     " ScalarType dtype) -> Tensor",
 )
@@ -38,6 +43,17 @@ def require_products(form: LowBitFormat, device: torch.device | str) -> None:
         )
 
 
+def _cpu_add_norm_quantise(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    total = x + residual
+    return *rounded_tokens(reference.rms_norm(total, weight, eps), dtype), total
+
+
+def _cpu_swiglu_quantise(gate_up: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    return rounded_tokens(reference.swiglu(gate_up), dtype)
+
+
 def _cpu_low_bit_linear(
     x: Tensor,
     token_scales: Tensor | None,
@@ -53,23 +69,37 @@ def _cpu_low_bit_linear(
     return product(x, token_scales, LowBitWeight(form, weight, scales, zeros), bias).to(dtype)
 
 
-def _meta_quantise_tokens(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape, dtype=dtype), x.new_empty(x.shape[0], 1, dtype=torch.float32)
+def _meta_eight_bits(x: Tensor, size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape[0], size, dtype=dtype), x.new_empty(x.shape[0], 1, dtype=torch.float32)
 
 
 def _meta_low_bit_linear(x: Tensor, token_scales: Tensor | None, weight: Tensor, *rest: Any) -> Tensor:
     return x.new_empty(x.shape[0], weight.shape[0], dtype=rest[-1])
 
 
-_ON_CPU: Mapping[str, Callable[..., Any]] = {"quantise_tokens": rounded_tokens, "low_bit_linear": _cpu_low_bit_linear}
-_ON_META = {"quantise_tokens": _meta_quantise_tokens, "low_bit_linear": _meta_low_bit_linear}
+_ON_CPU: Mapping[str, Callable[..., Any]] = {
+    "quantise_tokens": rounded_tokens,
+    "add_norm_quantise": _cpu_add_norm_quantise,
+    "swiglu_quantise": _cpu_swiglu_quantise,
+    "low_bit_linear": _cpu_low_bit_linear,
+}
+_ON_META: Mapping[str, Callable[..., Any]] = {
+    "quantise_tokens": lambda x, dtype: _meta_eight_bits(x, x.shape[1], dtype),
+    "add_norm_quantise": lambda x, *rest: (*_meta_eight_bits(x, x.shape[1], rest[-1]), x.new_empty(x.shape)),
+    "swiglu_quantise": lambda gate_up, dtype: _meta_eight_bits(gate_up, gate_up.shape[1] // 2, dtype),
+    "low_bit_linear": _meta_low_bit_linear,
+}
 _LIBRARY: Any = torch.library.Library("paceline", "FRAGMENT")  # type: ignore[no-untyped-call]
+_ON_CUDA = {name: launched(name, "launch_low_bit", oracle) for name, oracle in _ON_CPU.items()}
 for _schema in _SCHEMAS:
     _name = _schema.partition("(")[0]
     _LIBRARY.define(_schema)
     _LIBRARY.impl(_name, _ON_CPU[_name], "CPU")
     _LIBRARY.impl(_name, _ON_META[_name], "Meta")
-    _LIBRARY.impl(_name, launched(_name, "launch_low_bit", _ON_CPU[_name]), "CUDA")
+    _LIBRARY.impl(_name, _ON_CUDA[_name], "CUDA")
 
 quantise_tokens = torch.ops.paceline.quantise_tokens.default
+add_norm_quantise = torch.ops.paceline.add_norm_quantise.default
+swiglu_quantise = torch.ops.paceline.swiglu_quantise.default
 low_bit_linear = torch.ops.paceline.low_bit_linear.default
+IN_LAYERS.update({name: (sys.modules[__name__], _ON_CUDA[name]) for name in ("add_norm_quantise", "swiglu_quantise")})

@@ -7,6 +7,8 @@ Tiles depend on the weight's shape and dtype alone, and one program owns its out
 import triton
 import triton.language as tl
 
+from models.ops.triton.overlap import after_previous
+
 
 @triton.jit(do_not_specialize=["rows"])
 def linear(
@@ -22,8 +24,11 @@ def linear(
     TILE_COLUMNS: tl.constexpr,
     TILE_DEPTH: tl.constexpr,
     PRECISION: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Program (tile of rows, tile of columns); tiles of rows that share weights follow one another."""
+    if PDL:
+        after_previous()
     row = tl.program_id(0) * TILE_ROWS + tl.arange(0, TILE_ROWS)
     column = tl.program_id(1) * TILE_COLUMNS + tl.arange(0, TILE_COLUMNS)
     depth = tl.arange(0, TILE_DEPTH)

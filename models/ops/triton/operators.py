@@ -58,6 +58,8 @@ LAUNCHES: Mapping[str, int] = {
     "tree_feed": 1,
     "tree_best": 1,
     "quantise_tokens": 1,
+    "add_norm_quantise": 1,
+    "swiglu_quantise": 1,
     "low_bit_linear": 1,
 }
 
@@ -90,6 +92,11 @@ def kernel_errors() -> tuple[type[Exception], ...]:
     if "triton" not in sys.modules:
         return (RuntimeError,)
     return RuntimeError, import_module("triton.errors").TritonError
+
+
+def launch_apart() -> bool:
+    """From now on start a kernel only when the one before has ended (`overlap`). False: that is so already."""
+    return "triton" in sys.modules and bool(import_module(f"{__package__}.direct").launch_apart())
 
 
 def launched(name: str, module: str, oracle: Callable[..., Any]) -> Callable[..., Any]:
@@ -250,7 +257,6 @@ def _cuda_head(hidden: Tensor, weight: Tensor) -> Tensor:
 
 _LIBRARY: Any = torch.library.Library("paceline", "DEF")  # type: ignore[no-untyped-call]
 _ON_CUDA: dict[str, Callable[..., Any]] = {}
-_IN_LAYERS = ("add_rms_norm", "rope_write", "swiglu", "paged_attention")
 for _schema in _SCHEMAS:
     _name = _schema.partition("(")[0]
     _ON_CUDA[_name] = _cuda_head if _name == "head" else launched(_name, "launch", _ON_CPU[_name])
@@ -278,7 +284,17 @@ def is_direct(x: Tensor) -> bool:
     return x.is_cuda and type(x) in (Tensor, torch.nn.Parameter) and installed()
 
 
-def layer_operators() -> Any:
-    """CUDA's implementations for the layers of one step, which are alike: each plan is looked up once."""
+# Operators that all layers of a step call alike: the module that has torch's overload, and CUDA's implementation.
+IN_LAYERS: dict[str, tuple[Any, Callable[..., Any]]] = {
+    name: (sys.modules[__name__], _ON_CUDA[name])
+    for name in ("add_rms_norm", "rope_write", "swiglu", "paged_attention")
+}
+
+
+def layer_operators(direct: bool) -> Any:
+    """The operators for the layers of one step, which are alike. direct: CUDA's implementations, by which each plan is
+    looked up once."""
+    if not direct:
+        return SimpleNamespace(**{name: getattr(module, name) for name, (module, _) in IN_LAYERS.items()})
     run = import_module(f"{__package__}.direct").LayerCalls()
-    return SimpleNamespace(**{name: partial(_ON_CUDA[name], run=run) for name in _IN_LAYERS})
+    return SimpleNamespace(**{name: partial(on_cuda, run=run) for name, (_, on_cuda) in IN_LAYERS.items()})

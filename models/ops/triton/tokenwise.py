@@ -7,6 +7,30 @@ Each computes in float32 and rounds where `models.ops.reference` does. A program
 import triton
 import triton.language as tl
 
+from models.ops.triton.overlap import after_previous
+
+
+@triton.jit
+def normed_row(x, residual, weight, summed, row, column, inside, eps, SIZE: tl.constexpr, ADD: tl.constexpr):
+    """The norm of the values behind x + row, or with ADD of their rounded sums with the residual, which are stored."""
+    value = tl.load(x + row + column, mask=inside, other=0.0)
+    if ADD:
+        added = tl.load(residual + row + column, mask=inside, other=0.0)
+        value = (value.to(tl.float32) + added.to(tl.float32)).to(value.dtype)
+        tl.store(summed + row + column, value, mask=inside)
+    wide = value.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(wide * wide, 0) / SIZE + eps)
+    gain = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+    return (wide * scale * gain).to(value.dtype)
+
+
+@triton.jit
+def gated_row(gate_up, row, column, inside, SIZE: tl.constexpr):
+    """silu(first half) * second half of a row of [rows, 2 SIZE], rounded."""
+    gate = tl.load(gate_up + row * (2 * SIZE) + column, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * (2 * SIZE) + SIZE + column, mask=inside, other=0.0).to(tl.float32)
+    return (gate / (1.0 + tl.exp(-gate)) * up).to(gate_up.dtype.element_ty)
+
 
 @triton.jit
 def rms_norm(
@@ -19,20 +43,16 @@ def rms_norm(
     SIZE: tl.constexpr,
     WIDTH: tl.constexpr,
     ADD: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Program (row): the norm of x, or with ADD of x + residual, which is rounded first and stored in `summed`."""
+    if PDL:
+        after_previous()
     row = tl.program_id(0).to(tl.int64) * SIZE
     column = tl.arange(0, WIDTH)
     inside = column < SIZE
-    value = tl.load(x + row + column, mask=inside, other=0.0)
-    if ADD:
-        added = tl.load(residual + row + column, mask=inside, other=0.0)
-        value = (value.to(tl.float32) + added.to(tl.float32)).to(value.dtype)
-        tl.store(summed + row + column, value, mask=inside)
-    wide = value.to(tl.float32)
-    scale = tl.rsqrt(tl.sum(wide * wide, 0) / SIZE + eps)
-    gain = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
-    tl.store(normed + row + column, (wide * scale * gain).to(normed.dtype.element_ty), mask=inside)
+    value = normed_row(x, residual, weight, summed, row, column, inside, eps, SIZE, ADD)
+    tl.store(normed + row + column, value, mask=inside)
 
 
 @triton.jit
@@ -65,8 +85,11 @@ def rope_write(
     WIDTH: tl.constexpr,
     NORM: tl.constexpr,
     STRIDE: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Program (row, group of HEADS heads of the fused projection)."""
+    if PDL:
+        after_previous()
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     HALF: tl.constexpr = D // 2
@@ -101,12 +124,11 @@ def rope_write(
 
 
 @triton.jit
-def swiglu(gate_up, out, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+def swiglu(gate_up, out, SIZE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
     """Program (row, block of columns): silu(first half) * second half of [rows, 2 SIZE]."""
+    if PDL:
+        after_previous()
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < SIZE
-    gate = tl.load(gate_up + row * (2 * SIZE) + column, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(gate_up + row * (2 * SIZE) + SIZE + column, mask=inside, other=0.0).to(tl.float32)
-    gated = gate / (1.0 + tl.exp(-gate)) * up
-    tl.store(out + row * SIZE + column, gated.to(out.dtype.element_ty), mask=inside)
+    tl.store(out + row * SIZE + column, gated_row(gate_up, row, column, inside, SIZE), mask=inside)

@@ -20,10 +20,10 @@ class Noting:
     """Triton's launcher of one kernel."""
 
     def __init__(self, source: Any, metadata: Any) -> None:
-        pass
+        self.early = metadata.launch_pdl
 
     def __call__(self, *given: Any) -> None:
-        _noted.append(given)
+        _noted.append((*given[:5], f"{given[5]}, early: {self.early}", *given[6:]))
 
 
 class Driver:
@@ -98,7 +98,7 @@ def cases(rows: int) -> list[tuple[Any, ...]]:
     logits, x = new(rows, vocab, kind=torch.float32), new(rows, hidden)
     eight = new(rows, hidden, kind=torch.int8), new(rows, 1, kind=torch.float32)
     weight = new(48, hidden, kind=torch.int8), new(48, 1, kind=torch.float32)
-    deep = new(rows, 1024, kind=torch.int8), eight[1], new(48, 1024, kind=torch.int8), weight[1]  # K is split
+    deep = new(rows, 4096, kind=torch.int8), eight[1], new(48, 4096, kind=torch.int8), weight[1]  # K is split
     arrived = new(264, kind=ints)
     drawn = new(rows, kind=torch.int64), new(rows, kind=torch.float32), new(rows, kind=torch.float32)
     temperature, cutoff, positions = wide, new(rows, kind=torch.float32), new(rows, kind=torch.int64)
@@ -130,6 +130,8 @@ def cases(rows: int) -> list[tuple[Any, ...]]:
         (launch.plan_sample_topk, logits, cutoff, temperature, ids, positions, 1.0, True, *best),
         (launch.plan_cutoff, logits, temperature, ids, cutoff, wide.clone()),
         (launch_low_bit.plan_quantise_tokens, x, *eight),
+        (launch_low_bit.plan_add_norm_quantise, x, new(rows, hidden), whole, 1e-6, *eight, new(rows, hidden)),
+        (launch_low_bit.plan_swiglu_quantise, new(rows, 2 * hidden), *eight),
         (launch_low_bit.plan_low_bit_linear, *eight, *weight, None, None, new(rows, 48), arrived),
         (launch_low_bit.plan_low_bit_linear, *deep, None, None, new(rows, 48), arrived),
     ]
@@ -181,6 +183,9 @@ def main() -> None:
         direct._MOST_CALLS = 3
         direct.run_plan(launch.plan_swiglu, new(rows, 128), new(rows, 64))
     found.append({"plan": "many", "planned": len(planned), "kept": len(direct._known)})
+    found.append({"plan": "apart", "turned": [direct.launch_apart(), direct.launch_apart()]})
+    for plan, *given in cases(3):
+        found[-1].setdefault("reached", []).append(reached(lambda: by_plan(plan, *given), []))  # noqa: B023
     json.dump(found, sys.stdout)
 
 

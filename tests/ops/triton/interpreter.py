@@ -62,7 +62,7 @@ def product(left: Any, right: Any, dtype: Any) -> Any:
 
 
 def ptx(asm: str, registers: dict[str, Any]) -> dict[str, Any]:
-    """Run PTX of `prmt`, `shr` and `lop3` on 32-bit registers (uint32 arrays), as its manual defines them."""
+    """Run PTX of a few operations on 32-bit registers (uint32 arrays), as its manual defines them."""
     registers = dict(registers)
 
     def value(operand: str) -> Any:
@@ -81,6 +81,10 @@ def ptx(asm: str, registers: dict[str, Any]) -> dict[str, Any]:
             registers[target] = chosen[0] | chosen[1] | chosen[2] | chosen[3]
         elif name == "shr.b32":
             registers[target] = a >> b
+        elif name == "sub.u32":
+            registers[target] = a - b
+        elif name == "xor.b32":
+            registers[target] = a ^ b
         elif name == "lop3.b32":  # bit (4 a + 2 b + c) of a table
             registers[target] = np.uint32(0)
             for case in (case for case in range(8) if int(rest[1]) >> case & 1):
@@ -133,19 +137,18 @@ def _patch() -> None:
         return _HANDLE(_rounded(_widened(left.data) - _widened(right.data)), bf16)
 
     def create_inline_asm(self: Any, asm: Any, constraints: Any, values: Any, kinds: Any, pure: Any, pack: int) -> Any:
-        """One input of bytes, packed by four, and outputs of two bytes."""
-        data = np.ascontiguousarray(values[0].data)
-        found = ptx(asm, {f"${2 * len(kinds)}": data.reshape(-1).view(np.uint32)})
-        results = [
-            _HANDLE(
-                np.stack((found[f"${2 * i}"], found[f"${2 * i + 1}"]), 1)
-                .reshape(-1)
-                .view(np.uint16)
-                .reshape(data.shape),
-                kind.scalar,
-            )
-            for i, kind in enumerate(kinds)
-        ]
+        """Inputs of bytes, packed by four; outputs of one or two bytes."""
+        shape, given = values[0].data.shape, len(kinds)
+        if kinds[0].scalar.primitive_bitwidth == 16:
+            given *= 2
+        words = [np.ascontiguousarray(value.data).reshape(-1).view(np.uint32) for value in values]
+        found = ptx(asm, {f"${given + place}": word for place, word in enumerate(words)})
+        each = given // len(kinds)
+        results = []
+        for place, kind in enumerate(kinds):
+            registers = np.stack([found[f"${each * place + i}"] for i in range(each)], 1)
+            data = registers.reshape(-1).view(get_np_dtype(kind)).reshape(shape)
+            results.append(_HANDLE(data, kind.scalar))
         return SimpleNamespace(get_result=results.__getitem__)
 
     np_dtype, kinds, blocks = triton_interpreter._get_np_dtype, dict[str, Any](), dict[Any, Any]()

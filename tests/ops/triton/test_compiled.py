@@ -26,6 +26,8 @@ KERNELS_WITH_WIDE_LOADS = (
     "cutoff",
 )
 INSTRUCTION = re.compile(r"warpsPerCTA = \[[^]]*\], ")  # of a product all but which warp has which part
+NORMS_AND_GATES = ("add_norm_quantise", "swiglu_quantise")
+LAUNCHED_APART = ("sample", "top ", "cutoff", "draft inputs", "tree")
 ATTENTION_REGISTERS = {"whole": 192, "split": 168, "items": 168, "merge": 168}
 
 
@@ -56,16 +58,26 @@ def assert_fit_for_use(rows: list[dict[str, Any]]) -> None:
         if name.startswith(("linear", *FORMATS)):
             assert row["tensor_core"] > 0, row
             assert row["buffers"] >= 2, row
-        if name.startswith("w4a16, 8 "):
+        if name.startswith(("w4a16, 8 ", "w4a8, 8 ")):
             assert 0 < row["per_weight"] <= (4.0 if row["architecture"] == "sm_90" else 6.0), row
         if "float32" in row:  # each operation rounded by itself, or integer formats would lose their bits
-            assert set(row["float32"].split(", ")) <= {"add.rn.f32", "mul.rn.f32", "div.rn.f32"}, row
+            # Norms and SwiGLU divide as their own kernels do.
+            own = {"div.full.f32", "sub.rn.f32"} if name.startswith(NORMS_AND_GATES) else set()
+            assert set(row["float32"].split(", ")) <= {"add.rn.f32", "mul.rn.f32", "div.rn.f32"} | own, row
+        early = row["architecture"] == "sm_90" and not name.startswith(LAUNCHED_APART)
+        assert (row["before_wait"] is not None) is early, row
+        # Before a kernel knows that the one before it has ended, it asks for weights, and does nothing else.
+        assert row["before_wait"] in (None, "", "CCTL.E.PF2, prefetch.global.L2"), row
+        assert not row["before_wait"] or name.startswith(tuple(FORMATS)), row
     assert any("float32" in row for row in rows)
     for model in {row["model"] for row in rows}:
         for architecture in {row["architecture"] for row in rows}:
             mine = [row for row in rows if (row["model"], row["architecture"]) == (model, architecture)]
             shapes = {row["products"] for row in mine if row["kernel"].startswith("attention") and row["products"]}
             assert len(shapes) == 1, "ways of one attention multiply alike, or their bits would differ"
+            sums = {row["sums"] for row in mine if row["kernel"].startswith(("rms_norm", "add_rms_norm", "add_norm_q"))}
+            assert len(sums) == 1, "norms add squares in one order, or their bits would differ"
+            assert "" not in sums
             instructions = {INSTRUCTION.sub("", row["products"]) for row in mine if row["kernel"].startswith("w4a16")}
             assert len(instructions) == 1, "few rows and many multiply alike, or their bits would differ"
 

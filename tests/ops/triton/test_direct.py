@@ -25,7 +25,7 @@ def test_a_direct_call_reaches_the_driver_as_a_planned_one_does(found: list[dict
     """The same variant of the same kernel, grid, stream, numbers and addresses, with the second call's tensors."""
     calls = [row for row in found if "rows" in row]
     layers = [row for row in found if "layers" in row]
-    assert len({row["plan"] for row in calls}) == len({row["plan"] for row in layers}) == 10
+    assert len({row["plan"] for row in calls}) == len({row["plan"] for row in layers}) == 12
     for row in (*calls, *layers):
         assert row["planned"] == 0, row["plan"]
         assert row["directly"] == row["by_plan"], row["plan"]
@@ -40,3 +40,15 @@ def test_what_is_no_usual_call_is_planned_every_time(found: list[dict[str, Any]]
     (row,) = [row for row in found if row["plan"] == case]
     assert row["planned"] == planned
     assert row.get("kept", 0) <= 3
+
+
+def test_kernels_of_layers_start_early_until_they_are_to_be_launched_apart(found: list[dict[str, Any]]) -> None:
+    """On Hopper: kernels of a layer are launched so, and no others; after a failed capture none is."""
+    (apart,) = [row for row in found if row["plan"] == "apart"]
+    assert apart["turned"] == [True, False]
+    assert "early: True" not in json.dumps(apart["reached"])
+    for row in found:
+        if "directly" in row:
+            between = row["plan"] in ("plan_sample", "plan_sample_topk", "plan_cutoff")
+            for launched in (*row["directly"], *row["by_plan"]):
+                assert launched[5].endswith(f"early: {not between}"), row["plan"]

@@ -11,7 +11,7 @@ from torch import Tensor
 from config.formats import FORMATS, LowBitFormat
 from models.low_bit import LowBitWeight, quantise
 from models.ops import low_bit_reference
-from models.ops.triton import launch_low_bit
+from models.ops.triton import launch, launch_low_bit
 from models.ops.triton.low_bit_operators import require_products
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -71,6 +71,49 @@ def test_tokens_of_zeros_halves_and_what_is_not_finite(kind: torch.dtype) -> Non
     assert torch.equal(bits(launch_low_bit.quantise_tokens(apart, kind)[0]), bits(found[0])), "rows may be apart"
 
 
+def rows_of(rows: int, size: int, dtype: torch.dtype, seed: int) -> Tensor:
+    """Random rows, one of zeros among them, and one with what is not finite."""
+    x = random(rows, size, dtype=dtype, seed=seed)
+    if rows > 2:
+        x[0], x[1, seed % size] = 0.0, (torch.nan, torch.inf)[seed % 2]
+    return x
+
+
+@DTYPES
+@pytest.mark.parametrize("kind", EIGHT_BITS, ids=["int8", "fp8"])
+@settings(max_examples=10, deadline=None)
+@given(rows=st.integers(0, 7), size=st.integers(1, 600), seed=st.integers(0, 2**31))
+def test_norms_and_swiglu_in_eight_bits_are_those_of_two_kernels_bit_for_bit(
+    kind: torch.dtype, dtype: torch.dtype, rows: int, size: int, seed: int
+) -> None:
+    """Sizes of a power of two and others; a row of zeros, and one that is not finite."""
+    x, residual, weight = rows_of(rows, size, dtype, seed), random(rows, size, dtype=dtype), random(size, dtype=dtype)
+    values, scales, total = launch_low_bit.add_norm_quantise(x, residual, weight, 1e-6, kind)
+    normed, expected_total = launch.add_rms_norm(x, residual, weight, 1e-6)
+    gate_up = torch.cat((x, residual), 1)
+    gated = launch_low_bit.swiglu_quantise(gate_up, kind)
+    found = (values, scales, total, *gated)
+    expected = (
+        *launch_low_bit.quantise_tokens(normed, kind),
+        expected_total,
+        *launch_low_bit.quantise_tokens(launch.swiglu(gate_up), kind),
+    )
+    for mine, theirs in zip(found, expected, strict=True):
+        assert (mine.dtype, mine.shape) == (theirs.dtype, theirs.shape)
+        assert torch.equal(bits(mine), bits(theirs))
+
+
+@pytest.mark.parametrize("widest", [256, 512])
+def test_rows_that_fill_no_registers_take_two_kernels(widest: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate_up = random(3, 1024, dtype=torch.bfloat16)
+    expected = launch_low_bit.quantise_tokens(launch.swiglu(gate_up), torch.int8)
+    monkeypatch.setattr(launch_low_bit, "_WIDEST_ROW", widest)
+    values, scales = gate_up.new_empty(3, 512, dtype=torch.int8), torch.empty(3, 1)
+    assert len(launch_low_bit.plan_swiglu_quantise(gate_up, values, scales)) == (2 if widest < 512 else 1)
+    for mine, theirs in zip(launch_low_bit.swiglu_quantise(gate_up, torch.int8), expected, strict=True):
+        assert torch.equal(bits(mine), bits(theirs))
+
+
 @DTYPES
 @INTEGERS
 @settings(max_examples=8, deadline=None)
@@ -111,15 +154,51 @@ def test_bits_of_integer_products_do_not_depend_on_the_split_of_k(
 
 
 def test_matrices_with_few_tiles_are_split_for_few_rows() -> None:
-    """Shapes of Qwen2.5's o, gate_up and down: as many programs as the device takes at once, or the matrix has."""
-    splits_of = launch_low_bit.splits_of
+    """Shapes of Qwen2.5's o, gate_up and down: as many programs as the device takes at once, of 2 KiB of a row each."""
+    splits_of, of_groups = launch_low_bit.splits_of, launch_low_bit.splits_of_groups
     for rows in (1, 8, 16):
-        assert splits_of(rows, 896, 4864) == splits_of(rows, 896, 896) + 8 == 9
-        assert splits_of(rows, 1536, 8960) == 5
-        assert splits_of(rows, 3584, 18_944) == 2
+        assert (splits_of(rows, 896, 896), splits_of(rows, 896, 4864)) == (1, 2)
+        assert (splits_of(rows, 1536, 1536), splits_of(rows, 1536, 8960)) == (1, 4)
+        assert (splits_of(rows, 3584, 3584), splits_of(rows, 3584, 18_944)) == (1, 2)
         assert splits_of(rows, 37_888, 3584) == 1
+        assert (of_groups(rows, 1536, 70), of_groups(rows, 3584, 148), of_groups(rows, 37_888, 28)) == (8, 4, 1)
     assert splits_of(96, 3584, 18_944) == 4
     assert splits_of(4096, 3584, 18_944) == 1
+    assert of_groups(17, 3584, 148) == 1
+
+
+@DTYPES
+@pytest.mark.parametrize("name", ["w4a8", "w2a8"])
+@pytest.mark.parametrize("rows", [1, 5, 16])
+def test_bits_of_int8_by_four_bits_do_not_depend_on_the_splits(name: str, rows: int, dtype: torch.dtype) -> None:
+    """Sums of groups are floats: they are added in order, whoever has computed them."""
+    x, weight = random(rows, 11 * 64, dtype=dtype), quantise(random(70, 11 * 64, seed=1), FORMATS[name])
+    expected = low_bit_reference.reference(x, weight)
+    with pytest.MonkeyPatch.context() as patch:
+        for splits in (1, 2, 3, 11):
+            patch.setattr(launch_low_bit, "splits_of_groups", lambda *shape, splits=splits: splits)
+            assert torch.equal(bits(multiplied(x, weight)), bits(expected)), splits
+            (arrived,) = launch_low_bit._arrived.values()
+            assert not arrived.any(), "the next product begins with zeros"
+
+
+@DTYPES
+@pytest.mark.parametrize("inputs", [1300, 1536], ids=["11 steps", "12 steps"])
+def test_bits_of_fp8_do_not_depend_on_who_adds_the_parts(
+    dtype: torch.dtype, inputs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each part by a program of its own, or all by one; with few rows or many. Parts change the order of sums."""
+    x, weight = random(70, inputs, dtype=dtype), quantise(random(40, inputs, seed=1), FORMATS["fp8"])
+    in_one = multiplied(x, weight)
+    monkeypatch.setattr(launch_low_bit, "part_of", lambda columns, steps: 5)
+    apart = multiplied(x, weight)
+    assert torch.equal(bits(multiplied(x[3:5], weight)), bits(apart[3:5]))
+    (arrived,) = launch_low_bit._arrived.values()
+    assert not arrived.any()
+    monkeypatch.setattr(launch_low_bit, "_SPLIT_PROGRAMS", 1)
+    assert torch.equal(bits(multiplied(x, weight)), bits(apart))
+    torch.testing.assert_close(apart, in_one, atol=2e-2, rtol=2e-2)
+    assert dtype is torch.bfloat16 or not torch.equal(bits(apart), bits(in_one))
 
 
 @DTYPES
@@ -142,9 +221,9 @@ def test_bits_of_four_bits_with_floats_do_not_depend_on_who_adds_the_parts(
 
 def test_places_of_parts_follow_from_the_matrix_alone() -> None:
     """And each is whole groups, in as many programs as the device takes at once."""
-    parts = {(n, k): launch_low_bit.groups_of_part(n, k // 128) for n, k in ((3584, 18_944), (37_888, 3584))}
-    assert parts == {(3584, 18_944): 37, (37_888, 3584): 28}
-    assert [-(-148 // 37), -(-28 // 28)] == [4, 1]
+    shapes = (3584, 148), (37_888, 28), (1536, 70), (3584, 28)
+    assert [launch_low_bit.groups_of_part(*shape) for shape in shapes] == [37, 28, 9, 10]
+    assert [launch_low_bit.part_of(*shape) for shape in shapes] == [74, 28, 18, 28]
 
 
 @pytest.mark.parametrize("name", ["w4a16", "fp8"])

@@ -19,7 +19,7 @@ from actors.engine.batch.step.types import StepRows
 from actors.engine.native.forward.layout import Array, DeviceStep, StepLayout, StepShape
 from contracts.rollout import GraphsFailed
 from drafter.protocol import GraphCapture, Replay
-from models.ops.triton.operators import kernel_errors
+from models.ops.triton.operators import kernel_errors, launch_apart
 from models.ops.triton.work import WorkList
 from models.staging import Upload
 from policies.speculation.graph_plan import CapturePlan, GraphShape
@@ -41,6 +41,17 @@ class CudaGraphCapture:
         self._pool = torch.cuda.graph_pool_handle()
 
     def record(self, compute: Callable[[], None]) -> Replay:
+        """Capture `compute`; where kernels overlap and that fails, once more with kernels one after the other."""
+        try:
+            return self._recorded(compute)
+        except kernel_errors() as error:
+            if isinstance(error, torch.OutOfMemoryError) or not launch_apart():
+                raise
+            _log.warning("a capture failed (%s); kernels do not start early any more", error)
+            self.reset()
+            return self._recorded(compute)
+
+    def _recorded(self, compute: Callable[[], None]) -> Replay:
         try:
             # Run one-time work first (kernel choices, library handles, tables), which must not be captured. Use the
             # stream of the capture, since the libraries' workspaces belong to a stream.
