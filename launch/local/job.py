@@ -91,10 +91,10 @@ class LocalLearner:
 
     def begin_step(self, sequences: Sequence[TrainSequence], step: int = 0, *, asked: int | None = None) -> None:
         """The work is done when its result is requested, so overlapping sampling began before."""
-        self._sequences, self._asked = sequences, asked
+        self._sequences, self._step, self._asked = sequences, step, asked
 
     def step_result(self) -> StepResult:
-        return self.train_step(self._sequences, asked=self._asked)
+        return self.train_step(self._sequences, self._step, asked=self._asked)
 
     def sft_step(self, demonstrations: Sequence[Demonstration]) -> StepResult:
         return self._trainer.sft_step(demonstrations)
