@@ -68,12 +68,6 @@ class CostModel:
         seconds = self._drafts.at(strategy, requests)
         return None if seconds is None else seconds * self._factor
 
-    def plainly(self, requests: int) -> int:
-        """Return how many plain steps of so many requests were measured, here or in the calibration."""
-        if self._steps:
-            self._learn()
-        return self._passes.timed(requests, requests)
-
     def timed(self, drafter: str) -> int:
         """Usual steps of the drafter that were measured so far."""
         return self._drafts.timed(drafter)

@@ -101,11 +101,6 @@ class PassCosts:
         factor = self._factors.get((requests, rows))
         return seconds * (self._factor(requests, rows) if factor is None else factor)
 
-    def timed(self, requests: int, rows: int) -> int:
-        """Measurements of passes of that shape without prompts, those of a calibration included."""
-        shape = self._shapes.get(_key(requests, rows))
-        return 0 if shape is None or shape.sure < 1.0 else shape.usual.count
-
     def add(
         self,
         requests: int,
@@ -169,7 +164,8 @@ class PassCosts:
         exact = requests, rows
         shape = self._exact.get(exact)
         if shape is None:
-            key = _key(requests, rows)
+            by_rows = rows if rows <= _EXACT_ROWS else _EXACT_ROWS + round(8 * math.log2(rows / _EXACT_ROWS))
+            key = by_rows, requests if requests <= 4 else 4 + round(2 * math.log2(requests / 4))
             shape = self._shapes.get(key)
             if shape is None:
                 shape = self._shapes[key] = _Shape(
@@ -219,12 +215,6 @@ class PassCosts:
             factor = math.exp(float(weights @ differences) / (float(weights.sum()) + _DOUBT))
             self._factors[key] = factor
         return factor
-
-
-def _key(requests: int, rows: int) -> tuple[int, int]:
-    """Return what passes of one shape have in common."""
-    by_rows = rows if rows <= _EXACT_ROWS else _EXACT_ROWS + round(8 * math.log2(rows / _EXACT_ROWS))
-    return by_rows, requests if requests <= 4 else 4 + round(2 * math.log2(requests / 4))
 
 
 def _clipped(logarithm: float) -> float:

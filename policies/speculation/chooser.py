@@ -27,9 +27,6 @@ FEW = 4  # request-steps, or timed drafts of a network, below which a drafter is
 DEAR, PART = 3.0, 0.4  # so often must the allowance hold the stake of a trial that may lose such a part of a step:
 # acceptance does not depend on the load, and where fewer requests run it is learned for less
 GUESSED = 3.0  # times the price of making a drafter ready must be earned back where its drafts were never timed
-PLAINLY = 2  # plain steps before any drafts: all is compared with them, and one may be disturbed
-AGAIN = 16, 4, 1024  # steps with drafts until one is plain again: at first, times as many each time, at most
-SURELY = 2.0, 1.5  # times plain decoding's speed, from which first and later plain steps cost more than they tell
 INTERRUPTED = 2.0  # times its usual seconds: a pass of the target that takes longer is the machine's
 STAY_STEPS = 64  # over which the price of switching a drafter on is spread
 BUCKET_NODES = (64, 32, 16, 16, 12, 12)  # most tokens to verify at 1, 2, 3-4, 5-8, 9-16, 17 and more: CUDA graphs
@@ -47,8 +44,6 @@ class _Hold:
     best: Strategy = PLAIN  # which a trial was not
     others: float = 1.0  # tokens per second of the best without `best`'s drafter, beside plain decoding's
     seconds: float = HOLD_S
-    since: int = 0  # steps with drafted rows since the last one without
-    again: int = AGAIN[0]  # so many until one without
 
 
 class AdaptivePolicy:
@@ -75,7 +70,6 @@ class AdaptivePolicy:
         self._ledger = DrafterLedger({arm.drafter for arm in self._arms}, exploration)
         self._stake: tuple[Strategy, float, float] | None = None  # of the trial at hand: arm, seconds, best tokens/s
         self._evaluating = False
-        self._plainly = 0  # steps without drafted rows
         self._running, self._last = 0, PLAIN
         self._holds: dict[int, _Hold] = {}  # by bucket; -1: more than max_running
         self._hold = _Hold()
@@ -176,9 +170,6 @@ class AdaptivePolicy:
             if outcome.load.running:
                 decoded_s += outcome.elapsed_s
                 self._preparation.decoded(outcome.elapsed_s)
-                if usual and (hold := self._holds.get(_bucket(outcome.load.running))) is not None:
-                    hold.since = hold.since + 1 if outcome.drafted else 0
-                    self._plainly += not outcome.drafted
             if outcome.strategy.depth and (usual or outcome.reached is not None):
                 drafted.setdefault(outcome.strategy, []).append(outcome)
             else:
@@ -271,9 +262,6 @@ class AdaptivePolicy:
             step_s = running * (1 + float(expected.accepted[-first])) / rate
         alone = [one for i, one in zip(candidates, rates, strict=True) if self._arms[i].drafter != best.drafter]
         hold.others = max([1.0, *(one * plain_s / running for one in alone)])
-        if not self._evaluating and self._plain_is_due(hold, running):
-            hold.best, hold.reason, hold.left = best, Reason.TRIAL, 1 + self._lag
-            return
         if self._credit_s > 0 and not self._evaluating:
             trial = self._trial(load, candidates, expected, best, rate)
             if trial is not None:
@@ -292,16 +280,6 @@ class AdaptivePolicy:
             hold.left = min(hold.left, int(self.acceptance.seen(best) / running))
         # The step that prepares a drafter does not show its drafts' cost; the next one does.
         hold.left = max(hold.left, 1 + (_prepares(best.drafter) and self.costs.draft_s(best, running) is None))
-
-    def _plain_is_due(self, hold: _Hold, running: int) -> bool:
-        """Return whether plain decoding must be measured: before the first drafts, then ever more rarely."""
-        assert hold.advantage is not None
-        if self._plainly < PLAINLY and self.costs.plainly(running) < PLAINLY:
-            return hold.advantage < SURELY[0]
-        if hold.since < hold.again or not 1 + MARGIN < hold.advantage < SURELY[1]:
-            return False
-        hold.since, hold.again = 0, min(AGAIN[1] * hold.again, AGAIN[2])
-        return True
 
     def _rate(self, load: Load, arm: int, rows: float, accepted: float) -> float:
         """Return the tokens per second of an arm with `rows` draft rows per request, `accepted` of them accepted."""
