@@ -58,6 +58,18 @@ class CostModel:
         seconds = self._passes.at(requests, rows, context_tokens)
         return None if seconds is None else seconds * self._factor
 
+    def most_s(self, requests: int, rows: int, context_tokens: int) -> float | None:
+        """Return the seconds that such a step may take, without drafting: more than `step_s` where its like was hardly
+        measured."""
+        if self._steps:
+            self._learn()
+        seconds = self._passes.most(requests, rows, context_tokens)
+        return None if seconds is None else seconds * self._factor
+
+    def seen(self, requests: int, rows: int, times: int = 1) -> bool:
+        """Whether such steps were measured so many times. Does not learn from pending observations."""
+        return self._passes.seen(requests, rows, times)
+
     def draft_s(self, strategy: Strategy, requests: int) -> float | None:
         """Return the seconds of drafting for `requests` >= 1 requests; 0.0 for plain decoding; None if neither
         calibrated nor measured."""
@@ -66,6 +78,13 @@ class CostModel:
         if self._steps:
             self._learn()
         seconds = self._drafts.at(strategy, requests)
+        return None if seconds is None else seconds * self._factor
+
+    def most_draft_s(self, strategy: Strategy, requests: int) -> float | None:
+        """Return the seconds that drafting may take: more than `draft_s` where that strategy was never measured."""
+        if self._steps:
+            self._learn()
+        seconds = self._drafts.most(strategy, requests)
         return None if seconds is None else seconds * self._factor
 
     def timed(self, drafter: str) -> int:

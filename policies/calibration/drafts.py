@@ -79,6 +79,16 @@ class DraftCosts:
             value = self._cache[key] = self._estimate(strategy, requests)
             return value
 
+    def most(self, strategy: Strategy, requests: int) -> float | None:
+        """Return the seconds that it may take, >= `at`: of a strategy that was never measured in proportion to another
+        one's depth, and to its requests."""
+        seconds, drafter = self.at(strategy, requests), self._drafters.get(strategy.drafter)
+        if seconds is None or drafter is None or str(strategy) in drafter.cells:
+            return seconds
+        cells = [cell for cells in drafter.cells.values() for cell in cells.values()]
+        of = (max(strategy.depth / one.depth, 1) * max(requests / one.requests, 1) for one in cells)
+        return max(seconds, min(times * math.exp(one.usual.value) for times, one in zip(of, cells, strict=True)))
+
     def timed(self, drafter: str) -> int:
         """Usual steps of it that were measured here; none of a calibration's."""
         found = self._drafters.get(drafter)

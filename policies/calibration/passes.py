@@ -24,6 +24,7 @@ _DOUBT = 0.05  # weight of zero deviation from the roofline, against 1 of a meas
 _PROMPT_SURE = 0.3  # weight of a step with prompt rows: it is often the first of its kind, and draws fewer tokens
 _KNOWN = 64  # measurements after which an earlier fit regularises a later one
 _FIRST_FIT, _LAST_FIT = 4, 4096  # measurements before the first fit, and most between two
+_CLOSE = 0.03  # of a logarithm: no fit is made while no shape is further from the roofline
 _KEPT = 4096  # entries of a cache
 _MOVED = 0.01  # of a logarithm: change of a shape after which others use it
 _VALUE = 2  # index of the deviations in the table
@@ -58,6 +59,8 @@ class PassCosts:
         """`free`: prior knowledge of the device, without a calibration."""
         self.roofline: Roofline | None = None
         self._free = free
+        self._spread = (free or FreeRows()).spread
+        self._wide = 0  # measured passes of more rows than requests: they show what a row costs
         self._shapes: dict[tuple[int, int], _Shape] = {}
         self._exact: dict[tuple[int, int], _Shape] = {}  # by requests and rows
         self._calibrated = calibration is not None and bool(calibration.passes)
@@ -77,6 +80,7 @@ class PassCosts:
             assert self.roofline is not None
             shape = self._shape(one.requests, one.rows, one.context_tokens)
             difference = math.log(one.seconds / self.roofline.seconds(one.requests, one.rows, one.context_tokens))
+            self._wide += one.count * (one.rows > one.requests)
             # Several contexts of one shape are averaged; the roofline extrapolates to other contexts.
             total = shape.usual.count + one.count
             shape.usual.value += (difference - shape.usual.value) * one.count / total
@@ -101,6 +105,22 @@ class PassCosts:
         factor = self._factors.get((requests, rows))
         return seconds * (self._factor(requests, rows) if factor is None else factor)
 
+    def seen(self, requests: int, rows: int, times: int = 1) -> bool:
+        """Whether such passes were measured so many times."""
+        shape = self._shapes.get(_key(requests, rows))
+        return shape is not None and shape.usual.count >= times
+
+    def most(self, requests: int, rows: int, context_tokens: int) -> float | None:
+        """Return the seconds that it may take, >= `at`. Where such a shape was hardly measured, a row may be a standard
+        error dearer, but not dearer than in a plain step: several of those compute the same."""
+        seconds, plain_s = self.at(requests, rows, context_tokens), self.at(requests, requests, context_tokens)
+        if seconds is None or plain_s is None:
+            return None
+        if self.seen(requests, rows, FEW):
+            return seconds
+        dear_s = plain_s + (seconds - plain_s) * math.exp(self._spread / math.sqrt(1 + self._wide))
+        return max(seconds, min(dear_s, plain_s * rows / requests))
+
     def add(
         self,
         requests: int,
@@ -115,6 +135,7 @@ class PassCosts:
         their expectation, which this shape does not learn. Returns the logarithm by which this one did, at most CLIP;
         0.0 without an expectation."""
         self._seen += 1
+        self._wide += rows > requests
         if self.roofline is None:
             self.roofline = fit_roofline([MeasuredPass(requests, rows, context_tokens, seconds)], free=self._free)
         shape = self._shape(requests, rows, context_tokens)
@@ -164,8 +185,7 @@ class PassCosts:
         exact = requests, rows
         shape = self._exact.get(exact)
         if shape is None:
-            by_rows = rows if rows <= _EXACT_ROWS else _EXACT_ROWS + round(8 * math.log2(rows / _EXACT_ROWS))
-            key = by_rows, requests if requests <= 4 else 4 + round(2 * math.log2(requests / 4))
+            key = _key(requests, rows)
             shape = self._shapes.get(key)
             if shape is None:
                 shape = self._shapes[key] = _Shape(
@@ -184,6 +204,8 @@ class PassCosts:
         before = self.roofline
         assert before is not None
         shapes = [shape for shape in self._shapes.values() if shape.usual.count]
+        if self._seen > _FIRST_FIT and all(abs(shape.usual.value) < _CLOSE for shape in shapes):
+            return  # a fit takes as long as some steps of a small model
         passes = [
             MeasuredPass(shape.requests, shape.rows, round(shape.context_tokens), shape.seconds(before), shape.weight)
             for shape in shapes
@@ -215,6 +237,12 @@ class PassCosts:
             factor = math.exp(float(weights @ differences) / (float(weights.sum()) + _DOUBT))
             self._factors[key] = factor
         return factor
+
+
+def _key(requests: int, rows: int) -> tuple[int, int]:
+    """Return what passes of one shape have in common."""
+    by_rows = rows if rows <= _EXACT_ROWS else _EXACT_ROWS + round(8 * math.log2(rows / _EXACT_ROWS))
+    return by_rows, requests if requests <= 4 else 4 + round(2 * math.log2(requests / 4))
 
 
 def _clipped(logarithm: float) -> float:

@@ -3,6 +3,9 @@
 For every arm, including plain decoding, running * (1 + accepted) / (a step of those rows + its drafting) predicts the
 speed at this load. The fastest arm decodes. Trials correct the models. They are made only where they can change the
 choice: for an arm that would win under an optimistic estimate. They are paid from an allowance of decode time.
+
+Beside plain decoding drafts may lose what `ledger` says: no step is drafted whose stake exceeds it. The stake is what
+the step loses if all that was not measured goes wrong.
 """
 
 import math
@@ -22,7 +25,8 @@ HOLD_S = 8e-3  # a decision stands for about so long: to decide costs as much as
 CONFIRMED = 16  # ... and one that is confirmed for twice as long each time, up to so many times
 MARGIN = 0.02  # what an arm must promise beyond another: the largest of several estimates is too large
 MOST_S = 0.2  # of an allowance that was not spent: what other loads saved up buys no storm of trials
-GRANT_S = 4e-3  # of exploration before the allowance has grown; or a plain step, and one more of few requests
+GRANT_S = 4e-3  # of what drafts save first, for trials; or a plain step, and one more of few requests
+LOOK_UP_S = 1e-4  # of a drafter without passes whose drafts were never timed
 FEW = 4  # request-steps, or timed drafts of a network, below which a drafter is hardly seen
 DEAR, PART = 3.0, 0.4  # so often must the allowance hold the stake of a trial that may lose such a part of a step:
 # acceptance does not depend on the load, and where fewer requests run it is learned for less
@@ -66,6 +70,7 @@ class AdaptivePolicy:
         self._max_running, self._exploration, self._lag = max_running, exploration, lag
         self._gone: set[str] = set()  # drafters that failed
         self._credit_s, self._granted_s = 0.0, 0.0
+        self._grant_s = 0.0  # of it, what drafts have not saved yet
         self._preparation = Preparation()
         self._ledger = DrafterLedger({arm.drafter for arm in self._arms}, exploration)
         self._stake: tuple[Strategy, float, float] | None = None  # of the trial at hand: arm, seconds, best tokens/s
@@ -74,6 +79,9 @@ class AdaptivePolicy:
         self._holds: dict[int, _Hold] = {}  # by bucket; -1: more than max_running
         self._hold = _Hold()
         self._outcomes: list[StepOutcome] = []  # not learned from yet: so that a step costs an append
+        # Beside plain decoding: what drafts of those lost, what they may lose before the next decision, a plain step.
+        self._lost_s, self._spare_s, self._plain_s = 0.0, 0.0, 0.0
+        self._wait_s = math.inf  # of decoding, until what a decision denied can be paid
 
     @property
     def max_nodes(self) -> int:
@@ -107,7 +115,7 @@ class AdaptivePolicy:
             bucket = -1 if too_many else _bucket(self._running)
             self._hold = self._holds.get(bucket) or self._holds.setdefault(bucket, _Hold())
         hold = self._hold
-        if hold.left <= 0:
+        if hold.left <= 0 or self._lost_s > self._spare_s:
             self._digest()
             self._decide(load, hold)
         hold.left -= 1
@@ -123,6 +131,8 @@ class AdaptivePolicy:
         self._evaluating = outcome.kind is StepKind.EVALUATION
         if not self._evaluating:
             self._outcomes.append(outcome)
+            if outcome.strategy.depth and outcome.kind is not StepKind.DISTURBED:
+                self._lost_s += outcome.elapsed_s - self._plain_s * (1 + outcome.accepted / outcome.load.running)
 
     def unavailable(self, drafter: str) -> None:
         self._gone.add(drafter)
@@ -156,7 +166,7 @@ class AdaptivePolicy:
 
     def _digest(self) -> None:
         """Learn from the steps of the hold that ends."""
-        outcomes, self._outcomes = self._outcomes, []
+        outcomes, self._outcomes, self._lost_s = self._outcomes, [], 0.0
         if not outcomes:
             return
         decoded_s = 0.0
@@ -186,23 +196,36 @@ class AdaptivePolicy:
             self.acceptance.passed(plainly)
 
     def _balance(self, strategy: Strategy, steps: list[StepOutcome], trial: bool) -> None:
-        """Book what they took beside what was predicted, and what they saved beside what would have decoded without
-        the drafter: the allowance has paid for a trial."""
-        drafter, ledger = strategy.drafter, self._ledger
-        saved_s = 0.0
+        """Book what they took beside what was predicted, what they saved beside plain decoding, and beside what would
+        have decoded without the drafter: there the allowance has paid for a trial."""
+        drafter, ledger, costs = strategy.drafter, self._ledger, self.costs
+        gained_s = saved_s = 0.0
         for outcome in steps:
-            running, took_s = outcome.load.running, outcome.elapsed_s
-            pass_s = self.costs.known_s(running, outcome.rows, outcome.load.context_tokens)
-            if pass_s is not None and took_s - outcome.draft_s > INTERRUPTED * pass_s:
+            load, running, took_s = outcome.load, outcome.load.running, outcome.elapsed_s
+            plain_s, draft_s = self.plain_s(load), costs.draft_s(strategy, running)
+            if plain_s is None:
+                continue
+            tokens_s = plain_s * (1 + outcome.accepted / running)
+            if outcome.kind is StepKind.DISTURBED:  # as predicted
+                rows_s = costs.known_s(running, outcome.rows, load.context_tokens) or 0.0
+                rows_s -= costs.known_s(running, outcome.rows - outcome.drafted, load.context_tokens) or 0.0
+                gained_s += tokens_s - plain_s - rows_s - (draft_s or 0.0)
+                continue
+            usual_s = plain_s * outcome.rows / running  # as several plain steps, at most
+            if costs.seen(running, outcome.rows, FEW):
+                usual_s = costs.known_s(running, outcome.rows, load.context_tokens) or usual_s
+            if took_s - outcome.draft_s > INTERRUPTED * usual_s:
                 continue  # the machine did something else: no fault of the drafter
-            draft_s = self.costs.draft_s(strategy, running)
+            gained_s += tokens_s - took_s
             if outcome.kind is StepKind.USUAL and draft_s is not None:
                 took_s = ledger.took(drafter, took_s, took_s - outcome.draft_s + draft_s)
-            plain_s = None if trial or outcome.kind is StepKind.DISTURBED else self.plain_s(outcome.load)
-            if plain_s is not None:
-                hold = self._holds.get(_bucket(running))
-                others = hold.others if hold is not None and hold.best.drafter == drafter else 1.0
-                saved_s += plain_s * (1 + outcome.accepted / running) / others - took_s
+            hold = self._holds.get(_bucket(running))
+            others = hold.others if hold is not None and hold.best.drafter == drafter else 1.0
+            saved_s += tokens_s / others - took_s
+        ledger.gained(drafter, gained_s)
+        earned_s = min(max(gained_s, 0.0), self._grant_s)
+        self._grant_s -= earned_s
+        self._credit_s += earned_s
         if not trial:
             ledger.saved(drafter, saved_s, self._once_s(drafter))
 
@@ -245,8 +268,9 @@ class AdaptivePolicy:
         if plain_s is None:
             hold.reason, hold.left = Reason.UNMEASURED, 1
             return
+        self._plain_s = plain_s
         if not self._granted_s:
-            self._granted_s = self._credit_s = max(GRANT_S, (1 + 1 / math.sqrt(running)) * plain_s)
+            self._granted_s = self._grant_s = max(GRANT_S, (1 + 1 / math.sqrt(running)) * plain_s)
             self._ledger.grant(self._granted_s)
         candidates = [i for i in candidates if not self._ledger.rests(self._arms[i].drafter)]
         if not candidates:
@@ -254,16 +278,23 @@ class AdaptivePolicy:
             return
         expected = self.acceptance.expected(load.prompt_ids)
         rates = [self._rate(load, i, float(expected.rows[i]), float(expected.accepted[i])) for i in candidates]
-        drafting, first = max((rate, -i) for i, rate in zip(candidates, rates, strict=True))
-        best, rate, step_s = PLAIN, running / plain_s, plain_s
-        hold.advantage = drafting / rate
-        if hold.advantage > 1 + MARGIN:
-            best, rate = self._arms[-first], drafting
-            step_s = running * (1 + float(expected.accepted[-first])) / rate
+        best, rate, step_s, self._wait_s = PLAIN, running / plain_s, plain_s, math.inf
+        hold.advantage, self._spare_s = max(rates) / rate, 0.0
+        for drafting, i in sorted(zip(rates, candidates, strict=True), key=lambda one: (-one[0], one[1])):
+            if drafting <= (1 + MARGIN) * rate:
+                break
+            over_s = self._over_s(load, i, expected, plain_s)
+            if over_s <= 0.0:
+                best, rate = self._arms[i], drafting
+                self._spare_s = self._ledger.spare_s(best.drafter)
+                step_s = running * (1 + float(expected.accepted[i])) / rate
+                break
+            self._wait_s = min(self._wait_s, over_s / self._ledger.share)
         alone = [one for i, one in zip(candidates, rates, strict=True) if self._arms[i].drafter != best.drafter]
         hold.others = max([1.0, *(one * plain_s / running for one in alone)])
-        if self._credit_s > 0 and not self._evaluating:
-            trial = self._trial(load, candidates, expected, best, rate)
+        waits = self._wait_s < math.inf
+        if not self._evaluating:
+            trial = self._trial(load, candidates, expected, best, rate, plain_s)
             if trial is not None:
                 hold.strategy, stake_s = trial
                 hold.reason, hold.left = Reason.TRIAL, 1 + self._lag
@@ -276,10 +307,44 @@ class AdaptivePolicy:
         hold.strategy = hold.best = best
         hold.reason = Reason.PLAIN_IS_FASTER if best is PLAIN else Reason.PAYS_MOST
         hold.left = int(hold.seconds / step_s)
+        if best is PLAIN and waits:
+            hold.reason = Reason.UNMEASURED
+        hold.left = int(min(hold.left, max(self._wait_s, HOLD_S) / step_s))
         if best is not PLAIN:  # Follow its promise no longer than it was observed.
             hold.left = min(hold.left, int(self.acceptance.seen(best) / running))
         # The step that prepares a drafter does not show its drafts' cost; the next one does.
         hold.left = max(hold.left, 1 + (_prepares(best.drafter) and self.costs.draft_s(best, running) is None))
+
+    def _over_s(self, load: Load, arm: int, expected: Expected, plain_s: float) -> float:
+        """Return the seconds by which its step may lose more than its drafter may.
+
+        Where plain steps were hardly measured, a drafter that has earned nothing waits for some. One that lost more
+        than making it ready took waits until there is something to lose."""
+        drafter, running, ledger = self._arms[arm].drafter, load.running, self._ledger
+        net_s, spare_s = ledger.net_s(drafter), ledger.spare_s(drafter)
+        if net_s <= 0.0 and not self.costs.seen(running, running, FEW):
+            return ledger.share * plain_s
+        stake_s = self._stake_s(load, arm, expected, plain_s)
+        if not spare_s and net_s < -(self.costs.switch_s(drafter) or 0.0):
+            stake_s = max(stake_s, ledger.share * plain_s)
+        return stake_s - spare_s
+
+    def _stake_s(self, load: Load, arm: int, expected: Expected, plain_s: float) -> float:
+        """Return the seconds that its step may lose beside plain decoding: as far as nothing was seen of it, it drafts
+        all it may, nothing is accepted, and rows are dear."""
+        strategy, running = self._arms[arm], load.running
+        seen = self.acceptance.seen(strategy)
+        known = seen / (seen + FEW)
+        rows = known * float(expected.rows[arm]) + (1 - known) * strategy.tokens_to_verify
+        pass_s = self.costs.most_s(running, _rounded(running * (1 + rows)), load.context_tokens)
+        draft_s = self.costs.most_draft_s(strategy, running)
+        assert pass_s is not None
+        if draft_s is None:
+            entry = CATALOGUE.get(strategy.drafter)
+            draft_s = max(LOOK_UP_S, (0.0 if entry is None else entry.level) * strategy.depth * plain_s)
+        once_s = (1 - known) * self._switch_s(strategy) + self._prepare_s(strategy.drafter)
+        seconds = (pass_s + draft_s) * self._ledger.lateness(strategy.drafter) + once_s
+        return seconds - plain_s * (1 + known * float(expected.accepted[arm]))
 
     def _rate(self, load: Load, arm: int, rows: float, accepted: float) -> float:
         """Return the tokens per second of an arm with `rows` draft rows per request, `accepted` of them accepted."""
@@ -329,7 +394,13 @@ class AdaptivePolicy:
         return 0.0 if _prepares(drafter) else self._once_s(drafter)
 
     def _trial(
-        self, load: Load, candidates: list[int], expected: Expected, best: Strategy, rate: float
+        self,
+        load: Load,
+        candidates: list[int],
+        expected: Expected,
+        best: Strategy,
+        rate: float,
+        plain_s: float,
     ) -> tuple[Strategy, float] | None:
         """Return the arm with the largest possible gain per possible loss of its trial, and that loss. None if no
         affordable trial could change the choice."""
@@ -350,8 +421,16 @@ class AdaptivePolicy:
             again_s = 0.0 if arm.drafter == best.drafter else self._catch_up_s(best.drafter)
             stake_s = max(lost_s, 0.0) + self._switch_s(arm) + self._prepare_s(arm.drafter) + again_s
             needed_s = min(DEAR * stake_s, max(stake_s, MOST_S)) if lost_s > PART * step_s else stake_s
-            if needed_s <= self._credit_s and gain > most * max(stake_s, 1e-9):
+            if gain <= most * max(stake_s, 1e-9):
+                continue
+            if not self.acceptance.seen(arm):  # a first look is paid by what drafters may lose together
+                needed_s = 0.0
+            over_s = self._over_s(load, i, expected, plain_s)
+            if (needed_s <= self._credit_s or not needed_s) and over_s <= 0.0:
                 chosen, most = (arm, stake_s), gain / max(stake_s, 1e-9)
+            elif self._exploration:
+                waits_s = (needed_s - self._credit_s) / self._exploration, over_s / self._ledger.share
+                self._wait_s = min(self._wait_s, max(waits_s))
         return chosen
 
 

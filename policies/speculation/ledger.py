@@ -1,9 +1,11 @@
-"""Accounts of each drafter: seconds saved compared with the best choice without it, lateness, and pauses.
+"""Accounts of each drafter: seconds saved beside plain decoding and beside the best choice without it, and pauses.
 
-It knows no costs and makes no choice. A drafter that has lost its allowance is not used for REST times the loss. Each
-further pause is LONGER times as long, until the drafter has earned its loss back. So one burst of a disturbed machine
-costs a few seconds, and a drafter that always loses is tried ever more rarely. After a pause the account is empty. But
-its loss since the engine began must be under EVER of all decoding: a first rollout has no earlier gains to lose.
+It knows no costs and makes no choice. Beside plain decoding a drafter may lose what it earned, and all losers together
+EVER of what was decoded so far: a first rollout begins with nothing to lose.
+
+A drafter that lost its allowance beside the best choice without it is not used for REST times the loss. Each further
+pause is LONGER times as long, until the drafter has earned its loss back. So one burst of a disturbed machine costs a
+few seconds, and a drafter that always loses is tried ever more rarely. After a pause that account is empty.
 """
 
 from collections.abc import Iterable
@@ -13,7 +15,7 @@ PAST_STEPS = 4096  # what was decoded so many steps ago counts for half
 IDLE_STEPS = 512  # what was late of a drafter, in so many steps of others
 LOSSES = 1.0  # times `exploration`: of the decode time since it came back, what a drafter may lose
 REST, LONGER, LONGEST = 8.0, 2.0, 4096.0  # times what it lost: its first rest, each further one, at most
-EVER = 0.015  # of all that an engine decoded: what a drafter may have lost before it comes back
+EVER = 0.015  # of all that an engine decoded: what drafters may have lost, or `exploration` if that is more
 WORST = 4.0  # times what was expected: a pardoned step counts as no longer, so that one pause rules no drafter out
 TOGETHER, PARDON = 2, 256  # usual steps between late ones of one burst; steps of its own between two pardoned bursts
 
@@ -30,7 +32,7 @@ class _Account:
     rest_s: float = 0.0  # of others' decoding, until it comes back
     longer: float = REST  # the next rest, times what was lost
     owed_s: float = 0.0  # that it lost before it rested, until it is earned back
-    ever_s: float = 0.0  # saved since the engine began, all of it
+    ever_s: float = 0.0  # saved beside plain decoding since the engine began; gains fade
     steps: int = 0  # of its own
     late_at: int = -PARDON  # the last late one
     pardon_at: int = 0  # from which step on the next burst of late ones is pardoned
@@ -44,6 +46,7 @@ class DrafterLedger:
     def __init__(self, drafters: Iterable[str], exploration: float) -> None:
         self._accounts = {drafter: _Account() for drafter in drafters}
         self._exploration, self._granted_s = exploration, 0.0
+        self.share = max(EVER, exploration)  # of decode time: what all losers together may have lost
         self._decoded_s = 0.0  # by anyone, since the engine began
 
     def grant(self, seconds: float) -> None:
@@ -59,6 +62,7 @@ class DrafterLedger:
             one.expected_s, one.took_s = late * one.expected_s, late * one.took_s
             one.saved_s, one.decoded_s = keep * one.saved_s, keep * one.decoded_s + seconds
             one.worst_s *= keep
+            one.ever_s = min(one.ever_s, keep * one.ever_s)
             if one.rest_s > 0.0:
                 one.rest_s -= seconds
                 if one.rest_s <= 0.0:
@@ -80,19 +84,30 @@ class DrafterLedger:
         one.expected_s, one.took_s = one.expected_s + expected_s, one.took_s + counted_s
         return counted_s
 
+    def gained(self, drafter: str, seconds: float) -> None:
+        """Add seconds saved beside plain decoding; negative: lost."""
+        self._accounts[drafter].ever_s += seconds
+
+    def net_s(self, drafter: str) -> float:
+        """Return the seconds that it saved beside plain decoding; gains fade."""
+        return self._accounts[drafter].ever_s
+
+    def spare_s(self, drafter: str) -> float:
+        """Return the seconds >= 0 that a step of `drafter` may lose beside plain decoding."""
+        lost_s = sum(min(one.ever_s, 0.0) for one in self._accounts.values())
+        return max(self._accounts[drafter].ever_s, 0.0) + max(self.share * self._decoded_s + lost_s, 0.0)
+
     def saved(self, drafter: str, seconds: float, once_s: float) -> None:
         """Add seconds saved compared with the best choice without `drafter`; negative: lost.
 
         once_s: seconds of making it ready. They count as lost only when it has not earned them back."""
         one = self._accounts[drafter]
         one.earned_s += seconds
-        one.ever_s += seconds
         one.saved_s = min(one.saved_s + seconds, max(self._may_lose_s(one), one.worst_s))
         if one.owed_s and one.earned_s >= one.owed_s:
             one.owed_s, one.longer = 0.0, REST
         if one.rest_s <= 0.0 and -one.saved_s > self._may_lose_s(one) + once_s:
-            rests_s = -one.saved_s * one.longer, -one.ever_s / EVER - self._decoded_s
-            one.owed_s, one.rest_s = -one.saved_s, max(rests_s)
+            one.owed_s, one.rest_s = -one.saved_s, -one.saved_s * one.longer
             one.longer = min(LONGER * one.longer, LONGEST)
 
     def rests(self, drafter: str) -> bool:

@@ -78,6 +78,8 @@ class World:
     uneven: float = 0.0  # standard deviation, over problems, of the logarithm of drafts that fail
     price: Price = pass_s
     slow: float = 1.0  # what the machine takes now for what took 1
+    later: Mapping[str, Drafts] | None = None  # the drafters from `turns_s` on
+    turns_s: float = 0.0
     now_s: float = 0.0
     late_s: float = 0.0  # of the rollouts so far, in bursts
     saved_s: float = 0.0  # as booked
@@ -169,6 +171,8 @@ class World:
         self, strategy: Strategy, requests: int, fails: NDArray[np.float64]
     ) -> tuple[Int64Array, Int64Array, int, float]:
         nothing = np.zeros(requests, np.int64)
+        if self.later is not None and self.now_s >= self.turns_s:
+            self.drafters, self.later = self.later, None
         if not strategy.depth:
             return nothing, nothing, 0, 0.0
         one = self.drafters[strategy.drafter]

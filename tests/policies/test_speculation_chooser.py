@@ -122,14 +122,16 @@ def test_cold_with_every_draft_rejected_it_is_within_three_per_cent_of_plain(mac
         assert bound_share(steps, lambda running: ()) >= 0.97
 
 
-def test_a_copy_of_the_target_drafts_from_the_first_steps_on() -> None:
-    """Its acceptance is known before anything is measured, and its costs are calibrated."""
+def test_a_copy_of_the_target_drafts_as_soon_as_making_it_is_a_small_part_of_decoding() -> None:
+    """Its acceptance is known before anything is measured, and its costs are calibrated, but not what making it takes.
+    A drafter that only lost has no part in what others may lose for long."""
     world = World({"self": 0.98}, fixed_s=2e-3, row_s=0.35e-3, pass_s={"self": 0.4e-3})
     chosen = (*DEFAULT, *arms("self:3", "self:5", "self:7", "self:10"))
     for running in (1, 2, 4):
         simulation = simulate(1, chosen, world)
+        simulation.run(world, constant(running), 1500)
         steps = simulation.run(world, constant(running), 100)
-        assert sum(step.strategy.drafter == "self" for step in steps[:10]) >= 8
+        assert sum(step.strategy.drafter == "self" for step in steps) >= 80
         assert bound_share(steps, lambda running: chosen) >= 0.93
 
 
@@ -197,8 +199,8 @@ def test_the_problems_that_run_decide() -> None:
 def test_steps_beside_prompt_chunks_teach_acceptance_but_no_time() -> None:
     chosen = arms("suffix:8", "ngram:8")
     simulation = simulate(1, chosen, DEEP)
-    steps = simulation.run(DEEP, constant(2), 2000, prefill_every=2)
-    assert share(steps[500:], chosen[0]) >= 0.9
+    steps = simulation.run(DEEP, constant(2), 3000, prefill_every=2)
+    assert share(steps[1500:], chosen[0]) >= 0.9
     assert simulation.policy.plain_s(load(2)) == pytest.approx(DEEP.step_s(PLAIN, 2), rel=0.15)
 
 

@@ -48,17 +48,20 @@ def test_one_that_earned_back_what_it_lost_rests_as_at_first() -> None:
     assert rest(book) == pytest.approx(first, abs=2 * STEP_S), "of its gains no more than it may lose is kept"
 
 
-@given(st.lists(st.floats(-0.5, 0.2), max_size=60))
-def test_at_no_time_it_has_lost_more_than_a_small_part_of_all_decoding(booked: list[float]) -> None:
-    """Beside one spell's loss, whatever it saves and loses, from the first second on."""
-    book, decoded_s, ever_s, spell_s = ledger(before_s=0.0), 0.0, 0.0, 0.0
-    for seconds in booked:
-        if book.rests("a"):
-            decoded_s, spell_s = decoded_s + rest(book), 0.0
-        assert -ever_s <= EVER * decoded_s + max(spell_s, 0.0) + 1e-3
-        book.saved("a", seconds, 0.0)
-        ever_s, spell_s = ever_s + seconds, spell_s - seconds
-    assert book.rests("b") is False
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.floats(-0.5, 0.2), st.floats(0.0, 5.0)), max_size=60))
+def test_at_no_time_drafters_have_lost_more_than_a_small_part_of_all_decoding(
+    steps: list[tuple[str, float, float]],
+) -> None:
+    """If none loses more in a step than it may: from the first second on, whatever they earned or lost before."""
+    book, decoded_s, net_s = ledger(before_s=0.0), 0.0, 0.0
+    for drafter, seconds, plain_s in steps:
+        book.decoded(1, plain_s, ())
+        decoded_s += plain_s
+        seconds = max(seconds, -book.spare_s(drafter))
+        book.gained(drafter, seconds)
+        net_s += seconds
+        assert -net_s <= EVER * decoded_s + 1e-9
+        assert book.spare_s("a") >= 0
 
 
 def test_one_that_earned_much_before_is_not_put_out_for_long() -> None:
@@ -66,9 +69,21 @@ def test_one_that_earned_much_before_is_not_put_out_for_long() -> None:
     book.saved("a", 2.0, 0.0)
     book.saved("a", -0.3, 0.0)
     assert rest(book) == pytest.approx(REST * 0.2, abs=2 * STEP_S), "less what its gains were kept for"
-    book = ledger(before_s=1.0)
-    book.saved("a", -0.3, 0.0)
-    assert rest(book) == pytest.approx(0.3 / EVER - 1.0, abs=2 * STEP_S), "new, and it only lost"
+
+
+def test_what_a_drafter_earned_it_may_lose_and_no_other() -> None:
+    book = ledger(before_s=10.0)
+    book.gained("a", 2.0)
+    assert book.spare_s("a") == pytest.approx(2.0 + 10 * EVER)
+    assert book.spare_s("b") == pytest.approx(10 * EVER)
+    book.gained("b", -0.1)
+    assert book.spare_s("b") == pytest.approx(10 * EVER - 0.1)
+    book.gained("b", -0.1)
+    assert book.spare_s("b") == 0.0
+    assert book.spare_s("a") == pytest.approx(2.0)
+    book.decoded(4096, 0.0, ())
+    assert book.net_s("a") == pytest.approx(1.0), "gains fade, losses do not"
+    assert book.net_s("b") == pytest.approx(-0.2)
 
 
 def test_what_making_it_ready_takes_is_an_investment() -> None:
