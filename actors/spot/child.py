@@ -17,7 +17,7 @@ import torch
 
 from actors.pacing import Pacer
 from actors.processes.child import hear, parent_link
-from actors.processes.link import Bytes, Close, Link, Ready
+from actors.processes.link import Close, Link, Ready
 from actors.spot import wire
 from actors.spot.checkpoints import Checkpoints, find, history, newest
 from actors.spot.feeding import Feeding
@@ -129,6 +129,7 @@ class SpotLoop:
             start.options.micro_step_tokens, config.vocab_size, config.hidden_size, fused * config.hidden_size
         )
         self._newest = (0, 0)  # latest session and epoch
+        self._published: ContinueFrom | None = None  # weights to continue from, not read yet
         self._entered_cpu_s = self._told_cpu_s = time.process_time()
         hear(link, self._inbox)
 
@@ -179,9 +180,13 @@ class SpotLoop:
                 else:  # adapters: they leave the weights that a drafter shares unchanged
                     self._residence.same_head(manifest.version)
             case PublishDrafter():
+                self._catch_up()
                 self._tell(TrainedWeights(*self.trainer.export()))
-            case ContinueFrom(manifest, memory):
-                self._load(manifest, memory)
+            case ContinueFrom():
+                # They come while the engine starts to decode: to read them then would take its cores.
+                self._published = command
+                if self._members.session is not None or not self._saved(command.manifest):
+                    self._catch_up()
             case _:
                 assert_never(command)
 
@@ -191,6 +196,7 @@ class SpotLoop:
         if self._members.session is None:
             self._entered_cpu_s = time.process_time()
         self._newest = session.session, session.epoch
+        self._catch_up()
         self._residence.move_in()
         store = self._members.enter(session)
         self._tell(TrainStarted(session.session, session.epoch, store))
@@ -214,22 +220,33 @@ class SpotLoop:
         ended_s = self._inbox.stopped_cpu_s if self._inbox.stopped_cpu_s > self._entered_cpu_s else now_s
         return now_s - told_s - (ended_s - self._entered_cpu_s if in_session else 0.0)
 
-    def _load(self, manifest: WeightsManifest, memory: Bytes) -> None:
-        """Continue from other weights, with their optimizer state if a checkpoint here has it."""
-        if self.trainer.steps == manifest.version and self.trainer.export()[0].checksum == manifest.checksum:
+    def _saved(self, manifest: WeightsManifest) -> bool:
+        """Whether the newest checkpoint, with which a new process begins, has these weights under this number."""
+        root = self._checkpoints.root
+        found = find(root, manifest.version, manifest.checksum)
+        return found is not None and found == history(root)[-1] and int(found.name.split("_")[-1]) == manifest.version
+
+    def _catch_up(self) -> None:
+        """Continue from the weights that came, with their optimizer state if a checkpoint here has it."""
+        published, self._published = self._published, None
+        if published is None:
+            return
+        manifest, trainer = published.manifest, self.trainer
+        if trainer.steps == manifest.version and trainer.export()[0].checksum == manifest.checksum:
             return
         self._members.part()
         found = find(self._checkpoints.root, manifest.version, manifest.checksum)
-        trainer = self.trainer
         saved = None if found is None else newest([found], trainer.state_dict())
         if saved is None:
-            trainer.load(manifest, memory)
+            trainer.load(manifest, published.weights)
         else:
             trainer.load_state_dict(saved)
         trainer.renumber(manifest.version)
-        self._saved_step = -1
-        self._checkpoints.wait(_WRITTEN_WITHIN_S)  # a save during a write would be skipped, and the roll-back lost
-        self._save()
+        self._saved_step = trainer.steps
+        if saved is None or not self._saved(manifest):
+            self._saved_step = -1
+            self._checkpoints.wait(_WRITTEN_WITHIN_S)  # a save during a write would be skipped, and the roll-back lost
+            self._save()
 
     # Micro-steps.
 

@@ -287,6 +287,31 @@ def test_what_a_session_learned_is_saved_at_its_end_and_known_again(target: Path
     assert in_process_restored(target, tmp_path) == 2
 
 
+def test_a_trainer_that_is_idle_reads_what_another_one_published_when_it_trains(target: Path, tmp_path: Path) -> None:
+    """Its engine decodes by then, on the same cores. What the other one saved is not written again."""
+    first, second = spawn(target, tmp_path), spawn(target, tmp_path)
+    begin(first, 1)
+    micro_steps(first, 2)
+    end(first)
+    saved = Path(until_a(first, Checkpointed).directory)
+    size = sum(file.stat().st_size for file in saved.rglob("*") if file.is_file())
+    answer = published(first)
+    process = psutil.Process(second.pid)
+    end(second)  # It has applied every command so far.
+    before = process.io_counters().read_chars
+    second.send(ContinueFrom(answer.manifest, answer.payload))
+    end(second)
+    assert process.io_counters().read_chars - before < size / 2
+    begin(second, 2)
+    assert process.io_counters().read_chars - before >= size
+    expected = [step.loss for step in micro_steps(second, 1, 70)]
+    begin(first, 3)
+    assert [step.loss for step in micro_steps(first, 1, 70)] == expected
+    assert history(tmp_path) == [saved]
+    first.close()
+    second.close()
+
+
 def in_process_restored(target: Path, checkpoints: Path) -> int:
     here = in_process(target)
     if (saved := newest(history(checkpoints), here.state_dict())) is not None:
