@@ -185,8 +185,8 @@ def test_what_is_learned_at_one_batch_size_holds_at_all() -> None:
 
 
 def test_the_problems_that_run_decide() -> None:
-    """The index of one problem knows its text, that of the other knows nothing."""
-    world = World({"suffix": 0.95}, problems={1: 1.0, 2: 0.1}, row_s=40e-6)
+    """The index of one problem knows its text, that of the other knows nothing. Together they pay a little."""
+    world = World({"suffix": 0.95}, problems={1: 1.0, 2: 0.1}, row_s=30e-6)
     policy = build(arms("suffix:8", "suffix:2"), world)
     simulation = Simulation(policy, 0, problems=lambda running: np.arange(1, running + 1))
     simulation.run(world, constant(2), 1500)
