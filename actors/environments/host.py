@@ -115,9 +115,10 @@ class EnvironmentHost:
 
     async def close(self) -> None:
         """End the process; pending calls stay unanswered."""
-        for task in (self._reader, self._one_by_one):
-            if task is not None:
-                task.cancel()
+        tasks = [task for task in (self._reader, self._one_by_one) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         if self._process is not None:
             await self._end(self._process)
 

@@ -253,8 +253,15 @@ class LocalEnvironments:
         return [(self._asked.pop(task), task.result()) for task in list(self._asked) if task.done()]
 
     def close(self) -> None:
-        self._loop.run_until_complete(self._host.close())
+        """End the process. Calls under way, of a run that failed, are cancelled."""
+        self._loop.run_until_complete(self._end())
         self._loop.close()
+
+    async def _end(self) -> None:
+        for task in self._asked:
+            task.cancel()
+        await asyncio.gather(*self._asked, return_exceptions=True)
+        await self._host.close()
 
 
 def initial_weights(

@@ -1,6 +1,7 @@
 """An environment's process: many episodes, and what becomes of them when user code hangs, ends or raises."""
 
 import asyncio
+import gc
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from actors.environments.host import EnvironmentHost, EnvironmentStartError, too
 from actors.identity import PRINTS_BYTES
 from config.environments import EnvironmentOptions
 from contracts.environments import EnvironmentAnswer, EnvironmentCall
+from launch.local.job import LocalEnvironments
 
 COUNTING = "tests.environments.played:Counting"
 
@@ -161,3 +163,19 @@ def test_tools_are_described_from_their_signatures() -> None:
         "text": {"type": "string"},
         "loud": {"type": "boolean", "nullable": True},
     }
+
+
+def test_a_run_that_fails_leaves_no_call_under_way(caplog: pytest.LogCaptureFixture) -> None:
+    """One call waits for its answer, another has not begun."""
+    environments = LocalEnvironments(EnvironmentOptions(factory=COUNTING))
+    environments.play(0, call(0))
+    assert [key for key, _ in environments.look()] == [0]
+    environments.play(1, call(1))
+    environments.play(2, call(2, "tool", "wait", "wait"))
+    assert [key for key, _ in environments.look()] == [1]
+    environments.play(3, call(3))
+    assert len(environments._asked) == 2
+    environments.close()
+    del environments
+    gc.collect()
+    assert "destroyed" not in caplog.text
