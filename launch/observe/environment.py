@@ -16,6 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from actors.host_memory import total_bytes
 from launch.config import Config
 from launch.observe.journal import replace
 
@@ -39,7 +40,7 @@ def describe(config: Config, at_s: float) -> dict[str, Any]:
         "system": platform.platform(),
         "cpu": _cpu(),
         "cores": len(os.sched_getaffinity(0)),
-        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "memory_bytes": total_bytes(),
         "gpus": _gpus(),
         "threads": {
             "engine": config.rollout.engine.threads,

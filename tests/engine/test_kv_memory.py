@@ -215,6 +215,14 @@ def test_without_a_driver_library_the_reason_is_told(
     assert "libcuda.so.1 is not there" in caplog.text
 
 
+def test_on_a_cpu_a_part_of_what_a_container_may_use_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "total_bytes", lambda: 64 * module.SMALL_SHARE)
+    for size, stays in ((64, True), (65, False)):
+        memory = kv_memory(size, torch.device("cpu"))
+        memory.sleep()
+        assert memory.wake() is stays
+
+
 def test_allocated_memory_moves_unless_it_is_small() -> None:
     small, large = (AllocatedMemory(size, torch.device("cpu"), keep_bytes=64) for size in (64, 65))
     for memory, stays in ((small, True), (large, False)):

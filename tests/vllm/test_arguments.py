@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from actors.engine.vllm import arguments as module
 from actors.engine.vllm.arguments import OURS, engine_arguments, prepare_environment, require_runner
 from actors.engine.vllm.versions import V2_SWITCH, InstalledVllm, UnsupportedVllmError, check_runner_v2
 from actors.engine.wire import Start
@@ -33,6 +34,13 @@ def test_an_engine_is_parallel_over_the_gpus_that_it_sees(
 ) -> None:
     told = arguments(tmp_path, device, ranks)
     assert (told["tensor_parallel_size"], told["distributed_executor_backend"]) == (ranks, executor)
+
+
+def test_on_a_cpu_half_of_what_a_container_has_left_is_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "available_bytes", lambda: 2 << 20)
+    assert arguments(tmp_path, "cpu")["kv_cache_memory_bytes"] == 1 << 20
 
 
 def test_what_paceline_sets_cannot_be_set_beside_it(tmp_path: Path) -> None:

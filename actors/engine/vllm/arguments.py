@@ -6,11 +6,10 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-import psutil
-
 from actors.engine.vllm.versions import V2_SWITCH, UnsupportedVllmError
 from actors.engine.vllm.worker import EXTENSION, EXTENSION_V2
 from actors.engine.wire import Start
+from actors.host_memory import available_bytes
 
 # Set by Paceline; the engine depends on each of these.
 OURS = frozenset(
@@ -113,6 +112,6 @@ def engine_arguments(
         "worker_extension_cls": EXTENSION_V2 if asks_for_v2() else EXTENSION,
     }
     if on_cpu:
-        at_most = min(_CPU_KV_BYTES, psutil.virtual_memory().available // 2)
+        at_most = min(_CPU_KV_BYTES, available_bytes() // 2)
         arguments |= {"kv_cache_memory_bytes": at_most, "gpu_memory_utilization": 0.05}
     return arguments | options.vllm_arguments

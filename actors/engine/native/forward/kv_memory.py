@@ -3,7 +3,7 @@
 On CUDA: virtual memory of the driver, so that sleep frees the memory and captured graphs stay valid. If the driver
 refuses (logged once), torch's allocator; graphs are then captured again after a sleep, and a small cache is kept. On
 CPU: zero pages, which use no memory until they are written. They are kept during sleep if they are a small part of the
-machine's memory: the first pass over new pages waits for each of them.
+memory that this process may use: the first pass over new pages waits for each of them.
 """
 
 import logging
@@ -11,15 +11,15 @@ import weakref
 from typing import Any
 
 import numpy as np
-import psutil
 import torch
 from torch import Tensor
 
 from actors.engine.native.forward.virtual_memory import CudaDriver, VirtualMemory, VirtualMemoryError
+from actors.host_memory import total_bytes
 
 _log = logging.getLogger(__name__)
 SMALL_BYTES = 256 << 20  # not worth new graphs after a sleep
-SMALL_SHARE = 32  # part of a machine's memory that a CPU's cache keeps
+SMALL_SHARE = 32  # part of the host's memory, or of a container's, that a CPU's cache keeps
 
 
 class AllocatedMemory:
@@ -112,7 +112,7 @@ def _closed(memory: VirtualMemory, device: torch.device) -> None:
 def kv_memory(size_bytes: int, device: torch.device, driver: CudaDriver | None = None) -> KVMemory:
     """Return the best memory for this device. driver: default the installed one."""
     if device.type != "cuda":
-        return AllocatedMemory(size_bytes, device, keep_bytes=psutil.virtual_memory().total // SMALL_SHARE)
+        return AllocatedMemory(size_bytes, device, keep_bytes=total_bytes() // SMALL_SHARE)
     try:
         return MappedMemory(size_bytes, device, driver or CudaDriver())
     except VirtualMemoryError as error:
