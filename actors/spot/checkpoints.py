@@ -30,6 +30,7 @@ from models.weights import pack
 from policies.drafter.lineage import micro_steps
 
 STATE_FILE, TENSORS = "state.json", "tensors"
+COUNTERS = "counters"  # a name of DrafterTrainer.state_dict
 _COMPLETE = re.compile(r"(\d{6,})_step_\d+")
 _UNFINISHED = re.compile(r"\.writing-(\d{6,})")
 
@@ -51,11 +52,24 @@ class Checkpoints:
         if self.busy:
             return False
         self._stage(tensors)
-        args = step, started_s
+        self._start(step, started_s)
+        return True
+
+    def save_again(self, step: int, checkpoint: Path) -> bool:
+        """Make a checkpoint that was read the newest, under the number `step`. Its tensors are linked, or copied where
+        files cannot be; nothing is written if it is the newest. Otherwise as `save`."""
+        started_s = time.perf_counter()
+        if self.busy:
+            return False
+        if history(self.root)[-1:] != [checkpoint] or not checkpoint.name.endswith(f"_step_{step:08d}"):
+            self._start(step, started_s, checkpoint)
+        return True
+
+    def _start(self, step: int, started_s: float, source: Path | None = None) -> None:
+        args = step, started_s, source
         self._writing = threading.Thread(target=self._write, args=args, name="checkpoint", daemon=True)
         self.blocking_s = time.perf_counter() - started_s  # without the thread's start, which is no copy
         self._writing.start()
-        return True
 
     @property
     def busy(self) -> bool:
@@ -79,24 +93,30 @@ class Checkpoints:
         if on_device:
             torch.cuda.synchronize()
 
-    def _write(self, step: int, started_s: float) -> None:
+    def _write(self, step: int, started_s: float, source: Path | None) -> None:
         with suppress(OSError):  # of this thread only: decoding and training have priority
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
         try:
-            directory = self._write_directory(step)
+            directory = self._write_directory(step, source)
         except Exception as error:
             print(f"checkpoint of micro-step {step} was not written: {error}", file=sys.stderr, flush=True)
             return
         seconds = time.perf_counter() - started_s
         self._link.send([Checkpointed(step, str(directory), self.blocking_s, seconds)])
 
-    def _write_directory(self, step: int) -> Path:
+    def _write_directory(self, step: int, source: Path | None) -> Path:
+        """`source`: the checkpoint whose tensors these are; None: the staged ones are written."""
         from actors.training.persistence import save_tensors  # half a second of imports, on this thread
 
         number, temporary, lock = self._claim()
         try:
-            save_tensors(self._staged, temporary / TENSORS, distributed=False)  # its writer syncs it
-            facts = {"step": step, "weights": self._published_checksum(step)}
+            if source is None:
+                save_tensors(self._staged, temporary / TENSORS, distributed=False)  # its writer syncs it
+                weights = self._published_checksum(step)
+            else:
+                shutil.copytree(source / TENSORS, temporary / TENSORS, copy_function=_link_or_copy)
+                weights = json.loads((source / STATE_FILE).read_text(encoding="utf-8"))["weights"]
+            facts = {"step": step, "weights": weights}
             (temporary / STATE_FILE).write_text(json.dumps(facts), encoding="utf-8")
             seal(temporary)
             sync(temporary / CHECKSUMS_FILE)
@@ -156,6 +176,14 @@ class Checkpoints:
             os.close(descriptor)
 
 
+def _link_or_copy(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # another file system, or one without links
+        shutil.copyfile(source, target)
+        sync(Path(target))
+
+
 def _locked(directory: Path) -> int:
     """Return a descriptor that holds the lock on a directory until closed. Raises BlockingIOError if another process
     holds it."""
@@ -201,7 +229,8 @@ def find(root: str | Path, step: int, weights: int) -> Path | None:
 
 def newest(checkpoints: Sequence[Path], like: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
     """Return the tensors (names, shapes and dtypes as in `like`) of the last readable checkpoint; None: there is none.
-    Unreadable or unfit ones are reported on stderr."""
+    Unreadable or unfit ones are reported on stderr. The first of a trainer's COUNTERS is the checkpoint's step, also
+    where its tensors are those of another number (`Checkpoints.save_again`)."""
     for checkpoint in reversed(checkpoints):
         from actors.training.persistence import load_tensors  # half a second of imports, saved at a first start
 
@@ -210,6 +239,9 @@ def newest(checkpoints: Sequence[Path], like: Mapping[str, Tensor]) -> dict[str,
             if damaged := faults(checkpoint):
                 raise ValueError(str(damaged[0]))
             load_tensors(tensors, checkpoint / TENSORS, distributed=False)
+            if COUNTERS in tensors:
+                facts = json.loads((checkpoint / STATE_FILE).read_text(encoding="utf-8"))
+                tensors[COUNTERS][0] = facts["step"]
         except (OSError, ValueError, RuntimeError) as error:
             print(f"{checkpoint} is not used: {error}", file=sys.stderr, flush=True)
             continue

@@ -242,11 +242,12 @@ class SpotLoop:
         else:
             trainer.load_state_dict(saved)
         trainer.renumber(manifest.version)
-        self._saved_step = trainer.steps
-        if saved is None or not self._saved(manifest):
-            self._saved_step = -1
-            self._checkpoints.wait(_WRITTEN_WITHIN_S)  # a save during a write would be skipped, and the roll-back lost
+        self._saved_step = -1
+        self._checkpoints.wait(_WRITTEN_WITHIN_S)  # a save during a write would be skipped, and the roll-back lost
+        if found is None or saved is None:
             self._save()
+        elif self._checkpoints.save_again(trainer.steps, found):
+            self._saved_step = trainer.steps
 
     # Micro-steps.
 

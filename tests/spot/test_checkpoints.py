@@ -1,5 +1,6 @@
 """Checkpoints of a drafter: exact, selective, never half of one."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -18,6 +19,8 @@ from contracts.spot import Checkpointed
 from drafter.training.head import TargetHead
 from drafter.training.trainer import DrafterTrainer
 from models.checkpoint import load_model
+from models.durable import faults
+from policies.drafter.lineage import LINEAGE
 from tests.spot.support import options_of, record, save_target
 
 STEPS = 5
@@ -123,6 +126,47 @@ def test_published_weights_are_found_with_their_optimizer(tmp_path: Path, head: 
     assert find(tmp_path, manifest.version, manifest.checksum + 1) is None
     assert find(tmp_path, manifest.version + 1, manifest.checksum) is None
     assert find(tmp_path / "none", 1, 1) is None
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_what_was_read_becomes_the_newest_without_its_tensors_being_written(
+    tmp_path: Path, head: TargetHead, monkeypatch: pytest.MonkeyPatch, links: bool
+) -> None:
+    """Under another number, as after a roll-back, and whole once the one that it was read from is pruned."""
+    trainer, reports = DrafterTrainer(head, options_of()), Reports()
+    checkpoints = checkpoints_in(tmp_path, reports=reports)
+    for seed in range(2):
+        trainer.micro_step([record(seed)])
+        save(checkpoints, trainer)
+    [good, _] = history(tmp_path)
+    expected, facts = newest([good], trainer.state_dict()), json.loads((good / "state.json").read_text())
+    file = next(good.rglob("*.distcp"))
+    inode, name = file.stat().st_ino, file.relative_to(good)
+
+    def unable(*args: object, **kwargs: object) -> None:
+        raise AssertionError("tensors are written") if links else OSError("no links here")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(persistence, "save_tensors", unable)
+        if not links:
+            patched.setattr(os, "link", unable)
+        assert checkpoints.save_again(LINEAGE + 1, good)
+        checkpoints.wait()
+        again = history(tmp_path)[-1]
+        assert checkpoints.save_again(LINEAGE + 1, again), "it is the newest"
+        checkpoints.wait()
+    assert [path.name for path in history(tmp_path)] == ["000002_step_00000002", f"000003_step_{LINEAGE + 1:08d}"]
+    assert ((again / name).stat().st_ino == inode) == links
+    assert not good.exists()
+    assert faults(again) == []
+    assert [report.step for report in reports] == [1, 2, LINEAGE + 1]
+    assert find(tmp_path, LINEAGE + 1, facts["weights"]) == again
+    found = restored(tmp_path, head)
+    assert found.steps == LINEAGE + 1
+    assert expected is not None
+    for key, tensor in found.state_dict().items():
+        if key != "counters":
+            assert torch.equal(tensor, expected[key])
 
 
 def test_two_writers_never_use_one_name(tmp_path: Path, head: TargetHead) -> None:

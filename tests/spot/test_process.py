@@ -273,7 +273,10 @@ def test_what_a_session_learned_is_saved_at_its_end_and_known_again(target: Path
     end(trainer)
     assert until_a(trainer, Checkpointed).step == 5
     trainer.send(ContinueFrom(old.manifest, old.payload))
-    assert until_a(trainer, Checkpointed).step == 2, "a roll-back outlives the process"
+    back = until_a(trainer, Checkpointed)
+    assert back.step == 2, "a roll-back outlives the process"
+    [first, _, again] = (next(path.rglob("*.distcp")).stat() for path in history(tmp_path))
+    assert again.st_ino == first.st_ino, "its tensors are not written again"
     begin(trainer, 3)
     for seed in (0, 1, 70):
         expected = here.micro_step([record(seed)]).loss
