@@ -10,7 +10,7 @@ from contracts.engine import SiblingText
 from contracts.rollout import IntArray
 from launch.dispatch.ledger import Ledger
 
-MOST_TOKENS = 1 << 16  # of one message, 4 bytes each
+MOST_TOKENS = 1 << 16  # of one message, 4 bytes each; the rest is due with the next
 PERIOD_S = 0.05  # at least, between two messages to a worker
 
 
@@ -54,24 +54,34 @@ class Siblings:
         now_s = self._context.clock()
         for worker in [name for name in self._due if self._next_s.get(name, now_s) <= now_s]:
             texts, left = list[SiblingText](), MOST_TOKENS
-            for request_id in self._due[worker]:
-                text = self._text(worker, request_id)
-                if text is not None and len(text.tokens) <= left:
+            for request_id in list(self._due[worker]):
+                if not left:
+                    break
+                text = self._text(worker, request_id, left)
+                if text is None:
+                    del self._due[worker][request_id]
+                else:
                     texts.append(text)
                     left -= len(text.tokens)
             if texts:
                 yield worker, texts
             else:
-                self.sent(worker, texts)
+                del self._due[worker]
 
     def sent(self, worker: str, texts: Sequence[SiblingText]) -> None:
-        """`texts` are under way to the worker."""
-        del self._due[worker]
-        self._next_s[worker] = self._context.clock() + PERIOD_S
+        """`texts`, the last ones of `due`, are under way to the worker. What did not fit stays due."""
+        due = self._due[worker]
         for text in texts:
             self._sent[worker, text.request_id] = text.first + len(text.tokens)
+            del due[text.request_id]
+        if sum(len(text.tokens) for text in texts) == MOST_TOKENS:  # a part of the last one may be left
+            self._due[worker] = {texts[-1].request_id: None} | due
+        elif not due:
+            del self._due[worker]
+        self._next_s[worker] = self._context.clock() + PERIOD_S
 
-    def _text(self, worker: str, request_id: int) -> SiblingText | None:
+    def _text(self, worker: str, request_id: int, most: int) -> SiblingText | None:
+        """Return at most `most` tokens that the worker has not; None: there are none."""
         first = self._sent.get((worker, request_id), 0)
         if request_id in self._ended:
             prompt_id, tokens = self._ended[request_id]
@@ -80,4 +90,5 @@ class Siblings:
             prompt_id, tokens = prompt, self._ledger.tail(request_id, first)
         else:
             return None
+        tokens = tokens[:most]
         return SiblingText(prompt_id, request_id, first, tokens, self._context.wall()) if len(tokens) else None

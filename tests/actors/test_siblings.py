@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,6 +13,7 @@ from actors.engine.batch.siblings import MOST_TOKENS, SiblingTexts
 from actors.loop import EventLoop
 from contracts.engine import SiblingText
 from contracts.rollout import FinishReason, Request, Rollout, Sampled, SamplingParams
+from launch.dispatch import siblings as module
 from launch.dispatch.ledger import Ledger
 from launch.dispatch.siblings import PERIOD_S, Siblings
 
@@ -129,9 +131,31 @@ def test_turns_of_episodes_are_not_told() -> None:
     assert world.messages == 0
 
 
+def test_what_does_not_fit_a_message_comes_with_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two texts of which no other token will be reported, one of them longer than a message."""
+    monkeypatch.setattr(module, "MOST_TOKENS", 4)
+    world = World([request(0, 0), request(1, 0), request(2, 0)], {"a": 2})
+    world.sample("a", 0, 9)
+    world.sample("a", 1, 3)
+    world.ledger.offer("b", 1)
+    world.assign()
+    world.finish("a", 0)
+    world.finish("a", 1)
+    for _ in range(6):
+        world.flush()
+    assert world.told["b"] == {0: [*range(9), 7], 1: [100, 101, 102, 7]}
+    assert world.messages == 4, "none without a text"
+
+
 @settings(max_examples=60, deadline=None)
-@given(seed=st.integers(0, 2**32), drops=st.floats(0, 0.5))
-def test_what_a_worker_was_told_is_the_beginning_of_what_others_sampled(seed: int, drops: float) -> None:
+@given(seed=st.integers(0, 2**32), drops=st.floats(0, 0.5), most=st.sampled_from([1, 3, module.MOST_TOKENS]))
+def test_what_a_worker_was_told_is_the_beginning_of_what_others_sampled(seed: int, drops: float, most: int) -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(module, "MOST_TOKENS", most)
+        told(seed, drops)
+
+
+def told(seed: int, drops: float) -> None:
     rng = np.random.default_rng(seed)
     world = World([request(i, i % 2) for i in range(8)], {"a": 2, "b": 2, "c": 2})
     for _ in range(60):
@@ -153,7 +177,8 @@ def test_what_a_worker_was_told_is_the_beginning_of_what_others_sampled(seed: in
             for request_id, tokens in texts.items():
                 assert tokens == world.texts[request_id][: len(tokens)]
     world.reaches = True
-    world.flush()
+    for _ in range(sum(map(len, world.texts.values())) + 1):
+        world.flush()
     for worker in WORKERS:
         mine = {world.prompts[i] for i in world.ledger.running(worker)}
         for other in set(WORKERS) - {worker}:
