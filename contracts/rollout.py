@@ -283,7 +283,8 @@ class EarlyUse:
     checked: int = 0  # early tokens verified
     stood: int = 0  # of those, accepted
     seconds: float = 0.0  # duration of those steps, without other requests' prompts and captures of graphs
-    saved_s: float = 0.0  # measured decoding seconds of the same tokens, minus `seconds`; 0 where unknown
+    # Seconds of the usual decoding, with drafts, of the tokens of those steps, minus `seconds`; 0 where unknown.
+    saved_s: float = 0.0
 
     def plus(self, other: "EarlyUse") -> "EarlyUse":
         return EarlyUse(

@@ -74,8 +74,23 @@ class Savings:
 
         Not `usual`: prompts or new weights took a part of its time, so drafting and the rows of drafts are charged, the
         latter as predicted. `captured`: the capture of a graph took a part of drafting's."""
+        self.passed(outcome.load, outcome.accepted)
+        return self._gain(outcome, policy, usual=usual, captured=captured)
+
+    def beside(self, outcome: StepOutcome, policy: StrategyPolicy, *, captured: bool = False) -> tuple[float, float]:
+        """Return what `book` does of drafts beside early text, whose step is already `passed`. `outcome.load`: all
+        decoding requests.
+
+        Drafts get what they gained beside plain decoding, less drafting and their rows, as beside prompts. The text's
+        own account (contracts.rollout.EarlyUse) is the step beside the engine's usual decoding, with drafts. Where
+        drafts gain as usual, the sum is what the step saved beside plain decoding of the requests with drafts, and
+        usual decoding of those with text."""
+        return self._gain(outcome, policy, usual=False, captured=captured)
+
+    def _gain(
+        self, outcome: StepOutcome, policy: StrategyPolicy, *, usual: bool, captured: bool
+    ) -> tuple[float, float]:
         load, strategy = outcome.load, outcome.strategy
-        self.passed(load, outcome.accepted)
         plain_s = policy.plain_s(load)
         if plain_s is None:
             return 0.0, 0.0

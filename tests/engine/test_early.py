@@ -29,7 +29,7 @@ from policies.calibration.costs import CostModel
 from policies.speculation.chooser import AdaptivePolicy
 from policies.speculation.policy import FixedPolicy, StrategyPolicy
 from policies.speculation.toggle import RooflinePolicy
-from policies.steps import Load
+from policies.steps import Load, StepOutcome
 from tests.engine.support import (
     FAMILIES,
     VOCAB,
@@ -322,6 +322,61 @@ class Paced:
                 self.core.submit(late)
                 late = []
         return total
+
+
+class ByRows(FixedPolicy):
+    """Knows what `Paced` steps take whose BASE_S is that of REQUESTS requests, and less for fewer."""
+
+    REQUESTS = 8
+
+    def plain_s(self, load: Load) -> float:
+        return Paced.BASE_S * load.running / self.REQUESTS
+
+    def expected_s(self, outcome: StepOutcome) -> float:
+        return self.plain_s(outcome.load) + Paced.ROW_S * (outcome.drafted + outcome.prompt_tokens)
+
+
+def test_what_text_and_drafts_beside_it_saved_is_what_the_steps_spared(model: Transformer) -> None:
+    """Beside plain decoding of the requests with drafts, and decoding with drafts of those with text."""
+    requests = make_requests(8, seed=9, max_new_tokens=121, stop_token_ids=())  # one with the prompt, and 30 fours
+    expected = run(Recorded(model).core, requests)
+    texts = {i + 100: tokens for i, tokens in answers(expected).items() if i % 2}
+    late = [replace(request, request_id=request.request_id + 100) for request in requests]
+    policy, records = ByRows(Strategy.parse("test:3")), list[EngineStepRecord]()
+    drafters = {"test": Oracle(expected | {i + 100: rollout for i, rollout in expected.items()})}
+    now_s = 0.0
+    core = NativeEngine(
+        model, options_of(max_running=8), drafters=drafters, policy=policy, timer=lambda: now_s, steps=records
+    )
+    forward = core._run
+
+    def timed(plan: StepPlan, load: Load, drafts: StepDrafts | None) -> Draws:
+        nonlocal now_s
+        rows = plan.prefill_tokens + (0 if drafts is None else drafts.drafted)
+        now_s += (policy.plain_s(load) if load.running else 0.0) + Paced.ROW_S * rows
+        return forward(plan, load, drafts)
+
+    core._run = timed  # type: ignore[method-assign]
+    core.generate(requests)  # decoding with drafts, which checks are compared with
+    usual = [record for record in records if record.running == 8]
+    assert {record.emitted for record in usual} == {32}
+    token_s = usual[0].elapsed_s / 4
+    records.clear()
+    core.submit(with_early(late, texts))
+    windows = [event for event in drain(core) if isinstance(event, EngineWindow)]
+    whole_s, both = 0.0, 0
+    for record in (record for record in records if record.running):
+        assert not record.prefill_tokens
+        plain_s, running = policy.plain_s(Load(record.running, 0, 0)), record.running
+        drafted_for = 4 + record.accepted if record.checked else record.emitted
+        whole_s += plain_s * drafted_for / running - record.elapsed_s
+        whole_s += token_s * (record.emitted - drafted_for) / running
+        both += record.checked > 0 and record.drafted == record.accepted == 12
+    assert both > 0
+    text_s = sum(window.early.saved_s for window in windows if window.early is not None)
+    drafts_s = sum(count.saved_s for window in windows for count in window.strategies)
+    assert text_s > 0
+    assert text_s + drafts_s == pytest.approx(whole_s)
 
 
 def renamed(requests: Sequence[Request], texts: dict[int, np.ndarray]) -> list[Request]:

@@ -133,7 +133,9 @@ class StepAccount:
         accepted, stood = settled.accepted_tokens, settled.accepted  # of drafts
         saved_s = most_s = 0.0
         if checked is not None:
-            stood = self._checked(policy, plan, strategy, load, drafts, settled, checked, elapsed_s, captured=captured)
+            stood, saved_s, most_s = self._checked(
+                policy, plan, strategy, load, drafts, settled, checked, elapsed_s, captured=captured
+            )
             accepted = 0 if stood is None else int(stood.sum())
         elif policy is not None and decoding:
             by_request = _NOTHING  # A plain step of a small model takes 100 us: nothing is built for it in vain.
@@ -209,11 +211,13 @@ class StepAccount:
         elapsed_s: float,
         *,
         captured: bool,
-    ) -> NDArray[np.int64] | None:
+    ) -> tuple[NDArray[np.int64] | None, float, float]:
         """Account for the checks' gain, and tell the policy of the drafts in the same step.
 
-        Returns how many of each request's drafts were accepted; None: there were no drafts."""
+        Returns how many of each request's drafts were accepted (None: there were no drafts), and the seconds that they
+        saved, and at most could have (`Savings.beside`)."""
         speculator, stood = self._speculator, None
+        saved_s = most_s = 0.0
         # A capture's seconds show no row's cost, which policies learn from steps with rows beside decoding.
         beside = 0 if captured else plan.prefill_tokens + checked.drafted
         target_s = elapsed_s - speculator.draft_s  # a drafter that offered nothing took time all the same
@@ -239,6 +243,9 @@ class StepAccount:
             )
         if policy is not None:
             policy.record(outcome)
+            if stood is not None:
+                whole = replace(outcome, load=load, prompt_tokens=beside)
+                saved_s, most_s = self._savings.beside(whole, policy, captured=captured)
         decoding, ends = load.running, int(plan.samples.sum()) - load.running  # ends: of prompts, which draw a token
         self._savings.passed(load, settled.new_tokens - ends - decoding)
         token_s = self._token_s.get(decoding.bit_length())
@@ -257,7 +264,7 @@ class StepAccount:
                 saved_s=decoded_s - own_s if decoded_s else 0.0,
             )
         )
-        return stood
+        return stood, saved_s, most_s
 
 
 def _kind(evaluation: bool, typical: bool, caught_up: bool) -> StepKind:
