@@ -347,6 +347,16 @@ def test_slimes_flags_come_back_in_our_names(write_config: Write) -> None:
     assert "rollout.partial.tokens_per_step" in (said["partial_rollout"].remedy or "")
 
 
+@pytest.mark.parametrize("flag", ["tensor-model", "pipeline-model", "context", "expert-model"])
+def test_slimes_parallel_sizes_are_the_learners(write_config: Write, flag: str) -> None:
+    """Not the engines', as verl's key with the same last word."""
+    for size, answer in ((1, "leave it out"), (2, "is not supported: the learner is FSDP2")):
+        (issue,) = refused(write_config(), *as_overrides([f"--{flag}-parallel-size", str(size)], {})).issues
+        assert (answer in issue.remedy, issue.ours) == (True, ""), size
+    said = elsewhere("actor_rollout_ref.rollout.tensor_model_parallel_size", 2, {})
+    assert said[1] == "cluster.gpus_per_worker=2"
+
+
 @pytest.mark.parametrize(
     ("flags", "ours"),
     [
