@@ -221,7 +221,8 @@ class SpotLoop:
         return now_s - told_s - (ended_s - self._entered_cpu_s if in_session else 0.0)
 
     def _saved(self, manifest: WeightsManifest) -> bool:
-        """Whether the newest checkpoint, with which a new process begins, has these weights under this number."""
+        """Whether the newest checkpoint, with which a new process begins, says that it has these weights under this
+        number. Its bytes are not read."""
         root = self._checkpoints.root
         found = find(root, manifest.version, manifest.checksum)
         return found is not None and found == history(root)[-1] and int(found.name.split("_")[-1]) == manifest.version

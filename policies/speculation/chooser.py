@@ -5,7 +5,8 @@ speed at this load. The fastest arm decodes. Trials correct the models. They are
 choice: for an arm that would win under an optimistic estimate. They are paid from an allowance of decode time.
 
 Beside plain decoding drafts may lose what `ledger` says: no step is drafted whose stake exceeds it. The stake is what
-the step loses if all that was not measured goes wrong.
+the step loses if all that was not measured goes wrong, by estimate. Evaluations draft by what training taught; they
+teach what steps cost and book nothing.
 """
 
 import math
@@ -48,6 +49,9 @@ class _Hold:
     best: Strategy = PLAIN  # which a trial was not
     others: float = 1.0  # tokens per second of the best without `best`'s drafter, beside plain decoding's
     seconds: float = HOLD_S
+    plain_s: float = 0.0  # of a plain step
+    spare_s: float = 0.0  # that `strategy` may lose beside plain decoding, and what it lost, since it was decided
+    lost_s: float = 0.0
 
 
 class AdaptivePolicy:
@@ -79,8 +83,6 @@ class AdaptivePolicy:
         self._holds: dict[int, _Hold] = {}  # by bucket; -1: more than max_running
         self._hold = _Hold()
         self._outcomes: list[StepOutcome] = []  # not learned from yet: so that a step costs an append
-        # Beside plain decoding: what drafts of those lost, what they may lose before the next decision, a plain step.
-        self._lost_s, self._spare_s, self._plain_s = 0.0, 0.0, 0.0
         self._wait_s = math.inf  # of decoding, until what a decision denied can be paid
 
     @property
@@ -115,7 +117,7 @@ class AdaptivePolicy:
             bucket = -1 if too_many else _bucket(self._running)
             self._hold = self._holds.get(bucket) or self._holds.setdefault(bucket, _Hold())
         hold = self._hold
-        if hold.left <= 0 or self._lost_s > self._spare_s:
+        if hold.left <= 0 or hold.lost_s > hold.spare_s:
             self._digest()
             self._decide(load, hold)
         hold.left -= 1
@@ -131,8 +133,10 @@ class AdaptivePolicy:
         self._evaluating = outcome.kind is StepKind.EVALUATION
         if not self._evaluating:
             self._outcomes.append(outcome)
-            if outcome.strategy.depth and outcome.kind is not StepKind.DISTURBED:
-                self._lost_s += outcome.elapsed_s - self._plain_s * (1 + outcome.accepted / outcome.load.running)
+            running = outcome.load.running
+            hold = self._holds.get(_bucket(running)) if running else None
+            if hold is not None and outcome.strategy.depth and outcome.kind is not StepKind.DISTURBED:
+                hold.lost_s += outcome.elapsed_s - hold.plain_s * (1 + outcome.accepted / running)
 
     def unavailable(self, drafter: str) -> None:
         self._gone.add(drafter)
@@ -166,7 +170,7 @@ class AdaptivePolicy:
 
     def _digest(self) -> None:
         """Learn from the steps of the hold that ends."""
-        outcomes, self._outcomes, self._lost_s = self._outcomes, [], 0.0
+        outcomes, self._outcomes = self._outcomes, []
         if not outcomes:
             return
         decoded_s = 0.0
@@ -257,6 +261,7 @@ class AdaptivePolicy:
     def _decide(self, load: Load, hold: _Hold) -> None:
         running = load.running
         hold.strategy, hold.left, hold.advantage = PLAIN, 1 << 10, None
+        hold.spare_s = hold.lost_s = 0.0
         if running > self._max_running:
             hold.reason = Reason.TOO_MANY
             return
@@ -268,7 +273,7 @@ class AdaptivePolicy:
         if plain_s is None:
             hold.reason, hold.left = Reason.UNMEASURED, 1
             return
-        self._plain_s = plain_s
+        hold.plain_s = plain_s
         if not self._granted_s:
             self._granted_s = self._grant_s = max(GRANT_S, (1 + 1 / math.sqrt(running)) * plain_s)
             self._ledger.grant(self._granted_s)
@@ -279,14 +284,14 @@ class AdaptivePolicy:
         expected = self.acceptance.expected(load.prompt_ids)
         rates = [self._rate(load, i, float(expected.rows[i]), float(expected.accepted[i])) for i in candidates]
         best, rate, step_s, self._wait_s = PLAIN, running / plain_s, plain_s, math.inf
-        hold.advantage, self._spare_s = max(rates) / rate, 0.0
+        hold.advantage = max(rates) / rate
         for drafting, i in sorted(zip(rates, candidates, strict=True), key=lambda one: (-one[0], one[1])):
             if drafting <= (1 + MARGIN) * rate:
                 break
             over_s = self._over_s(load, i, expected, plain_s)
             if over_s <= 0.0:
                 best, rate = self._arms[i], drafting
-                self._spare_s = self._ledger.spare_s(best.drafter)
+                hold.spare_s = self._ledger.spare_s(best.drafter)
                 step_s = running * (1 + float(expected.accepted[i])) / rate
                 break
             self._wait_s = min(self._wait_s, over_s / self._ledger.share)

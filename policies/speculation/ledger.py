@@ -1,7 +1,8 @@
 """Accounts of each drafter: seconds saved beside plain decoding and beside the best choice without it, and pauses.
 
 It knows no costs and makes no choice. Beside plain decoding a drafter may lose what it earned, and all losers together
-EVER of what was decoded so far: a first rollout begins with nothing to lose.
+EVER of what was decoded so far (or `exploration`, if more): a first rollout begins with nothing to lose. The caller
+estimates what a step may lose, so a sum can exceed that by one step's error.
 
 A drafter that lost its allowance beside the best choice without it is not used for REST times the loss. Each further
 pause is LONGER times as long, until the drafter has earned its loss back. So one burst of a disturbed machine costs a
