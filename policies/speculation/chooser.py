@@ -33,6 +33,7 @@ DEAR, PART = 3.0, 0.4  # so often must the allowance hold the stake of a trial t
 # acceptance does not depend on the load, and where fewer requests run it is learned for less
 GUESSED = 3.0  # times the price of making a drafter ready must be earned back where its drafts were never timed
 INTERRUPTED = 2.0  # times its usual seconds: a pass of the target that takes longer is the machine's
+UNSEEN = 3  # steps that a copy, once made, drafts until its cost is seen
 STAY_STEPS = 64  # over which the price of switching a drafter on is spread
 BUCKET_NODES = (64, 32, 16, 16, 12, 12)  # most tokens to verify at 1, 2, 3-4, 5-8, 9-16, 17 and more: CUDA graphs
 PAID_FOR = 4.0  # or so many rows a batch, in those that the device computes for free, where that is more
@@ -317,8 +318,9 @@ class AdaptivePolicy:
         hold.left = int(min(hold.left, max(self._wait_s, HOLD_S) / step_s))
         if best is not PLAIN:  # Follow its promise no longer than it was observed.
             hold.left = min(hold.left, int(self.acceptance.seen(best) / running))
-        # The step that prepares a drafter does not show its drafts' cost; the next one does.
-        hold.left = max(hold.left, 1 + (_prepares(best.drafter) and self.costs.draft_s(best, running) is None))
+        # The step that prepares a drafter does not show its drafts' cost, nor does one with prompts; a later one does.
+        unseen = _prepares(best.drafter) and self.costs.draft_s(best, running) is None
+        hold.left = max(hold.left, 1 + UNSEEN * unseen)
 
     def _over_s(self, load: Load, arm: int, expected: Expected, plain_s: float) -> float:
         """Return the seconds by which its step may lose more than its drafter may.
