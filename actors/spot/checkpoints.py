@@ -61,9 +61,15 @@ class Checkpoints:
         started_s = time.perf_counter()
         if self.busy:
             return False
-        if history(self.root)[-1:] != [checkpoint] or not checkpoint.name.endswith(f"_step_{step:08d}"):
+        if not self.is_newest(checkpoint, step):
             self._start(step, started_s, checkpoint)
         return True
+
+    def is_newest(self, checkpoint: Path | None, step: int) -> bool:
+        """Whether a new process begins with this checkpoint, under the number `step`. Its bytes are not read."""
+        if checkpoint is None or not checkpoint.name.endswith(f"_step_{step:08d}"):
+            return False
+        return history(self.root)[-1:] == [checkpoint]
 
     def _start(self, step: int, started_s: float, source: Path | None = None) -> None:
         args = step, started_s, source

@@ -51,7 +51,6 @@ from drafter.training.trainer import DrafterTrainer, MicroStepResult
 from models.config import ModelConfig, read_config
 from models.device import choose_device
 from models.directory import SafetensorsDirectory
-from models.manifest import WeightsManifest
 from models.rope import RopeTable
 
 _GATHER_S, _STARVE_S, _JOIN_S = 0.005, 0.02, 0.05  # between checks for members, for data, for joining members
@@ -184,8 +183,9 @@ class SpotLoop:
                 self._tell(TrainedWeights(*self.trainer.export()))
             case ContinueFrom():
                 # They come while the engine starts to decode: to read them then would take its cores.
-                self._published = command
-                if self._members.session is not None or not self._saved(command.manifest):
+                self._published, manifest = command, command.manifest
+                found = find(self._checkpoints.root, manifest.version, manifest.checksum)
+                if self._members.session is not None or not self._checkpoints.is_newest(found, manifest.version):
                     self._catch_up()
             case _:
                 assert_never(command)
@@ -219,13 +219,6 @@ class SpotLoop:
         told_s, self._told_cpu_s = self._told_cpu_s, now_s
         ended_s = self._inbox.stopped_cpu_s if self._inbox.stopped_cpu_s > self._entered_cpu_s else now_s
         return now_s - told_s - (ended_s - self._entered_cpu_s if in_session else 0.0)
-
-    def _saved(self, manifest: WeightsManifest) -> bool:
-        """Whether the newest checkpoint, with which a new process begins, says that it has these weights under this
-        number. Its bytes are not read."""
-        root = self._checkpoints.root
-        found = find(root, manifest.version, manifest.checksum)
-        return found is not None and found == history(root)[-1] and int(found.name.split("_")[-1]) == manifest.version
 
     def _catch_up(self) -> None:
         """Continue from the weights that came, with their optimizer state if a checkpoint here has it."""
