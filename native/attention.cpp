@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "attention_lanes.h"
 #include "cpu.h"
 #include "kernels.h"
 
@@ -19,115 +20,19 @@ namespace paceline {
 namespace {
 
 constexpr int64_t kRowsPerTask = 32;
-constexpr int64_t kAheadBytes = 1 << 17;  // of keys, and the same of values: a part of the second-level cache
+constexpr int64_t kRowsTogether = 8;  // query rows of a request that read its keys together
+constexpr int64_t kKeysAhead = 64;    // of the next task, fetched at the end of one
 
 struct Task {
-  int64_t segment, kv_head, first_row, last_row;  // rows [first, last) of the segment's queries
+  int64_t segment, kv_head, kv_heads, first_row, last_row;  // rows [first, last) of the segment's queries
 };
-
-// Addresses of rows j .. j + 7 below n; past n, the last one is repeated.
-template <typename T>
-void addresses(const Places& places, const T* base, int64_t stride, int64_t j, int64_t n, const T* out[kLanes]) {
-  if (places.runs && j + kLanes <= n) {
-    const T* first = base + places.row[j] * stride;
-    for (int lane = 0; lane < kLanes; ++lane) out[lane] = first + lane * stride;
-  } else {
-    for (int64_t lane = 0; lane < kLanes; ++lane) out[lane] = base + places.row[std::min(j + lane, n - 1)] * stride;
-  }
-}
-
-// Adds neighbouring lanes of a and b, in the layout of AVX hadd.
-inline f32x8 add_pairs(f32x8 a, f32x8 b) {
-  return __builtin_shufflevector(a, b, 0, 2, 8, 10, 4, 6, 12, 14) +
-         __builtin_shufflevector(a, b, 1, 3, 9, 11, 5, 7, 13, 15);
-}
-
-// The sums of eight vectors, as one vector.
-inline f32x8 sum_each(const f32x8 x[kLanes]) {
-  f32x8 low = add_pairs(add_pairs(x[0], x[1]), add_pairs(x[2], x[3]));
-  f32x8 high = add_pairs(add_pairs(x[4], x[5]), add_pairs(x[6], x[7]));
-  return __builtin_shufflevector(low, high, 0, 1, 2, 3, 8, 9, 10, 11) +
-         __builtin_shufflevector(low, high, 4, 5, 6, 7, 12, 13, 14, 15);
-}
-
-// out[j] = query . row j for j < n, eight at a time.
-template <typename T, typename Q>
-void dots(const Q* query, const T* base, int64_t stride, const Places& places, int64_t n, int64_t head_dim,
-          float* out) {
-  for (int64_t j = 0; j < n; j += kLanes) {
-    const T* rows[kLanes];
-    addresses(places, base, stride, j, n, rows);
-    f32x8 sums[kLanes] = {};
-    for (int64_t at = 0; at < head_dim; at += kLanes) {
-      f32x8 part = load(query + at);
-#pragma GCC unroll 8
-      for (int lane = 0; lane < kLanes; ++lane) sums[lane] = fma(part, load(rows[lane] + at), sums[lane]);
-    }
-    store(out + j, sum_each(sums));
-  }
-}
-
-// out[0 : 8 * kVectors] = sum over j < n of weight[j] * row j; even and odd j have separate sums.
-template <int kVectors, typename T>
-void weighted_columns(const float* weight, const T* base, int64_t stride, const Places& places, int64_t n,
-                      float* out) {
-  f32x8 sums[2][kVectors] = {};
-  auto add = [&](const T* row, int64_t j, f32x8* into) {
-    f32x8 each = splat(weight[j]);
-#pragma GCC unroll 4
-    for (int c = 0; c < kVectors; ++c) into[c] = fma(each, load(row + c * kLanes), into[c]);
-  };
-  for (int64_t j = 0; j < n; j += kLanes) {
-    const T* rows[kLanes];
-    addresses(places, base, stride, j, n, rows);
-    if (j + kLanes <= n) {
-#pragma GCC unroll 8
-      for (int lane = 0; lane < kLanes; ++lane) add(rows[lane], j + lane, sums[lane & 1]);
-    } else {
-      for (int64_t lane = 0; j + lane < n; ++lane) add(rows[lane], j + lane, sums[lane & 1]);
-    }
-  }
-  for (int c = 0; c < kVectors; ++c) store(out + c * kLanes, sums[0][c] + sums[1][c]);
-}
-
-template <typename T>
-void weighted_sum(const float* weight, const T* base, int64_t stride, const Places& places, int64_t n,
-                  int64_t head_dim, float* out) {
-  int64_t at = 0;
-  for (; at + 4 * kLanes <= head_dim; at += 4 * kLanes)
-    weighted_columns<4>(weight, base + at, stride, places, n, out + at);
-  for (; at < head_dim; at += kLanes) weighted_columns<1>(weight, base + at, stride, places, n, out + at);
-}
-
-// weight[j] = exp(scale q.k_j - max), zero in the lanes past n; returns their sum.
-template <typename T>
-float softmax_weights(const T* query, const Keys<T>& keys, int64_t n, float scale, float* weight) {
-  dots(query, keys.k, keys.k_stride, keys.places, n, keys.head_dim, weight);
-  const f32x8 minus_infinity = splat(-std::numeric_limits<float>::infinity());
-  f32x8 best = minus_infinity;
-  int64_t padded = (n + kLanes - 1) / kLanes * kLanes;
-  for (int64_t j = n; j < padded; ++j) weight[j] = -std::numeric_limits<float>::infinity();
-  for (int64_t j = 0; j < padded; j += kLanes) {
-    f32x8 score = load(weight + j) * scale;
-    store(weight + j, score);
-    best = max(score, best);
-  }
-  float top = largest(best);
-  f32x8 total = {};
-  for (int64_t j = 0; j < padded; j += kLanes) {
-    f32x8 e = exp(load(weight + j) - top);
-    store(weight + j, e);
-    total += e;
-  }
-  return sum(total);
-}
 
 struct Scratch {
   std::vector<float> weight, d_weight, columns, d_keys, d_values;
-  std::vector<int32_t> place, next_place;
+  std::vector<int32_t> place, next_place, own;
 
   void reserve(int64_t keys, int64_t head_dim) {
-    weight.resize(4 * (keys + 32));
+    weight.resize(keys + kLanes);
     d_weight.resize(keys + kLanes);
     columns.resize(head_dim);
     place.resize(keys);
@@ -139,31 +44,62 @@ Scratch& scratch_of_thread() {
   return scratch;
 }
 
-// Attends with the heads of one query row that share their keys, q [heads, head_dim], to the first n keys -> out. The
-// invariant holds because nothing else enters.
+// Attends with the heads of `kv_heads` key heads. The invariant holds because nothing else enters. The scratch has the
+// places of the keys, with room for own ones behind the shared ones.
 template <typename T>
-void attend(const T* q, int64_t heads, const Keys<T>& keys, int64_t n, float scale, Ahead<T> ahead, Scratch& scratch,
-            T* out) {
-  float* weight = scratch.weight.data();
+void attend(const Queries<T>& queries, const Keys<T>& keys, int64_t kv_heads, float scale, const Keys<T>& next,
+            int64_t next_keys, Scratch& scratch, T* out) {
+  const int64_t width = keys.head_dim;
 #if defined(PACELINE_AVX512)
-  if (has_avx512()) return avx512::attend(q, heads, keys, n, scale, ahead, weight, out);
+  if (has_avx512()) {
+    const int64_t most = queries.shared + queries.most_own;
+    scratch.weight.resize(avx512::scratch_floats(kv_heads * queries.rows * queries.group, most, width));
+    return avx512::attend(queries, keys, kv_heads, scale, next, next_keys, scratch.weight.data(), out);
+  }
 #endif
-  (void)ahead;
-  for (int64_t head = 0; head < heads; ++head, q += keys.head_dim, out += keys.head_dim) {
-    float total = softmax_weights(q, keys, n, scale, weight);
-    weighted_sum(weight, keys.v, keys.v_stride, keys.places, n, keys.head_dim, scratch.columns.data());
-    for (int64_t at = 0; at < keys.head_dim; at += kLanes) store(out + at, load(scratch.columns.data() + at) / total);
+  (void)next, (void)next_keys;
+  float *weight = scratch.weight.data(), *columns = scratch.columns.data();
+  int32_t* behind = scratch.place.data() + queries.shared;
+  for (int64_t row = 0; row < queries.rows; ++row) {
+    const int32_t* own = queries.own + row * queries.own_stride;
+    if (own != behind) std::copy(own, own + queries.own_count[row], behind);
+    const int64_t n = queries.shared + queries.own_count[row];
+    for (int64_t head = 0; head < kv_heads * queries.group; ++head) {
+      Keys<T> one = keys;
+      one.k += head / queries.group * width, one.v += head / queries.group * width;
+      float total = softmax_weights(queries.q + row * queries.q_stride + head * width, one, n, scale, weight);
+      weighted_sum(weight, one.v, one.v_stride, one.places, n, width, columns);
+      T* to = out + row * queries.out_stride + head * width;
+      for (int64_t at = 0; at < width; at += kLanes) store(to + at, load(columns + at) / total);
+    }
   }
 }
 
-// Row blocks of every (segment, kv head); `offsets` divide the query rows.
-std::vector<Task> tasks_of(const int32_t* offsets, int64_t segments, int64_t kv_heads, int64_t rows_per_task) {
+constexpr int64_t kCounting[kRowsTogether] = {0, 1, 2, 3, 4, 5, 6, 7};
+
+// Rows [first, last) of a chain: row r sees the first `before` + r + 1 of the keys.
+template <typename T>
+void attend_chain(const T* q, int64_t q_stride, int64_t group, const Keys<T>& keys, int64_t kv_heads, int64_t before,
+                  int64_t first, int64_t last, float scale, const Keys<T>& next, int64_t next_keys, Scratch& scratch,
+                  T* out, int64_t out_stride) {
+  for (int64_t row = first; row < last; row += kRowsTogether) {
+    const int64_t rows = std::min(kRowsTogether, last - row), shared = before + row + 1;
+    Queries<T> queries{q + row * q_stride, q_stride, out_stride, rows, group, shared, rows - 1,
+                       keys.places.row + shared, 0, kCounting};
+    attend(queries, keys, kv_heads, scale, next, row + rows < last ? 0 : next_keys, scratch, out + row * out_stride);
+  }
+}
+
+// Row blocks of every (segment, kv head); `offsets` divide the query rows. Segments of few rows, as steps of decoding
+// have, are not divided, and `heads` key heads of theirs are one task.
+std::vector<Task> tasks_of(const int32_t* offsets, int64_t segments, int64_t kv_heads, int64_t rows_per_task,
+                           int64_t heads = 1) {
   std::vector<Task> tasks;
   for (int64_t segment = 0; segment < segments; ++segment) {
-    int64_t rows = offsets[segment + 1] - offsets[segment];
-    for (int64_t head = 0; head < kv_heads; ++head)
+    int64_t rows = offsets[segment + 1] - offsets[segment], together = rows <= rows_per_task ? heads : 1;
+    for (int64_t head = 0; head < kv_heads; head += together)
       for (int64_t row = 0; row < rows; row += rows_per_task)
-        tasks.push_back({segment, head, row, std::min(rows, row + rows_per_task)});
+        tasks.push_back({segment, head, std::min(together, kv_heads - head), row, std::min(rows, row + rows_per_task)});
   }
   return tasks;
 }
@@ -237,11 +173,10 @@ void packed_attention(const T* q, const T* k, const T* v, const PackedSegments& 
     forest.places(task.segment, task.last_row, scratch.place.data());
     Keys<T> keys{k + task.kv_head * width, v + task.kv_head * width, shape.k_stride, shape.v_stride, width,
                  {scratch.place.data(), before == 0}};
-    for (int64_t row = task.first_row; row < task.last_row; ++row) {
-      int64_t head = task.kv_head * group;
-      attend(q + (start + row) * shape.q_stride + head * width, group, keys, before + row + 1, shape.scale, {}, scratch,
-             out + ((start + row) * shape.query_heads + head) * width);
-    }
+    const int64_t head = task.kv_head * group;
+    attend_chain(q + start * shape.q_stride + head * width, shape.q_stride, group, keys, 1, before, task.first_row,
+                 task.last_row, shape.scale, {}, 0, scratch, out + (start * shape.query_heads + head) * width,
+                 shape.query_heads * width);
   });
 }
 
@@ -367,7 +302,7 @@ void packed_attention_backward(const T* grad, const T* q, const T* k, const T* v
   };
   std::vector<Task> tasks;
   for (int64_t unit = 0; unit < count; ++unit)
-    for (int64_t head = 0; head < shape.kv_heads; ++head) tasks.push_back({unit, head, 0, 0});
+    for (int64_t head = 0; head < shape.kv_heads; ++head) tasks.push_back({unit, head, 1, 0, 0});
   for_each(tasks, shape.threads, [&](const Task& task) {
     const Unit& unit = units[task.segment];
     const int64_t first_row = forest.start(unit.first), shared = forest.before(unit.first);
@@ -422,37 +357,51 @@ void paged_attention(const T* q, const T* k_cache, const T* v_cache, const PageT
   check_offsets(query_offsets, pages.requests, shape.rows, "query_offsets");
   pages.check(query_offsets, tree_mask == nullptr ? std::numeric_limits<int64_t>::max() : tree_width);
   const int64_t group = shape.query_heads / shape.kv_heads, width = shape.head_dim;
-  const std::vector<Task> tasks = tasks_of(query_offsets, pages.requests, shape.kv_heads, kRowsPerTask);
+  // All heads of a request together read its keys as they lie in memory; fewer, where that leaves a thread without work.
+  const int64_t tasks_wanted = shape.threads > 1 ? 2 * shape.threads : 1;
+  const int64_t parts = (tasks_wanted + pages.requests - 1) / std::max<int64_t>(pages.requests, 1);
+  const int64_t heads = std::max<int64_t>(shape.kv_heads / std::max<int64_t>(parts, 1), 1);
+  const std::vector<Task> tasks = tasks_of(query_offsets, pages.requests, shape.kv_heads, kRowsPerTask, heads);
   for_each(tasks, shape.threads, [&](const Task& task) {
     int64_t start = query_offsets[task.segment], queries = query_offsets[task.segment + 1] - start;
     int64_t before = pages.context_lens[task.segment] - queries;  // context tokens before the first query row
     Scratch& scratch = scratch_of_thread();
     scratch.reserve(before + queries, width);
-    int32_t* place = scratch.place.data();
-    int64_t known = tree_mask == nullptr ? before + task.last_row : before;
-    pages.slots(task.segment, 0, known, place);
-    Keys<T> keys{k_cache + task.kv_head * width, v_cache + task.kv_head * width, shape.k_stride, shape.v_stride, width,
-                 {place, tree_mask == nullptr && pages.block_tokens % kLanes == 0}};
+    pages.slots(task.segment, 0, before + task.last_row, scratch.place.data());
+    auto keys_of = [&](const Task& of, const int32_t* place, bool runs) {
+      return Keys<T>{k_cache + of.kv_head * width, v_cache + of.kv_head * width, shape.k_stride, shape.v_stride, width,
+                     {place, runs}};
+    };
+    const Keys<T> keys = keys_of(task, scratch.place.data(), tree_mask == nullptr && pages.block_tokens % kLanes == 0);
     // This thread's next task, if every task takes as long.
-    const Task* next = &task + std::max(1, shape.threads);
-    Ahead<T> ahead{};
-    if (next < tasks.data() + tasks.size() && (next->segment != task.segment || next->kv_head != task.kv_head)) {
-      int64_t count = std::min<int64_t>(pages.context_lens[next->segment], kAheadBytes / (width * sizeof(T)));
-      scratch.next_place.resize(count);
-      pages.slots(next->segment, 0, count, scratch.next_place.data());
-      ahead = {k_cache + next->kv_head * width, v_cache + next->kv_head * width, scratch.next_place.data(), count};
+    const Task* following = &task + std::max(1, shape.threads);
+    Keys<T> next{};
+    int64_t next_keys = 0;
+    if (following < tasks.data() + tasks.size() && following->first_row == 0) {
+      next_keys = std::min<int64_t>(pages.context_lens[following->segment], kKeysAhead);
+      scratch.next_place.resize(kKeysAhead);
+      pages.slots(following->segment, 0, next_keys, scratch.next_place.data());
+      next = keys_of(*following, scratch.next_place.data(), false);
     }
-    for (int64_t row = task.first_row; row < task.last_row; ++row, ahead.n = 0) {
-      int64_t n = before + row + 1;
-      if (tree_mask != nullptr) {
-        n = before;
+    const int64_t head = task.kv_head * group, out_stride = shape.query_heads * width;
+    const T* rows = q + start * shape.q_stride + head * width;
+    T* to = out + start * out_stride + head * width;
+    if (tree_mask == nullptr)
+      return attend_chain(rows, shape.q_stride, group, keys, task.kv_heads, before, task.first_row, task.last_row,
+                          shape.scale, next, next_keys, scratch, to, out_stride);
+    scratch.own.resize(kRowsTogether * queries);
+    for (int64_t row = task.first_row; row < task.last_row; row += kRowsTogether) {
+      const int64_t count = std::min(kRowsTogether, task.last_row - row);
+      int64_t own_count[kRowsTogether] = {};
+      for (int64_t r = 0; r < count; ++r)
         for (int64_t column = 0; column < queries; ++column)
-          if (tree_mask[(start + row) * tree_width + column])
-            pages.slots(task.segment, before + column, before + column + 1, place + n++);
-      }
-      int64_t head = task.kv_head * group;
-      attend(q + (start + row) * shape.q_stride + head * width, group, keys, n, shape.scale, ahead, scratch,
-             out + ((start + row) * shape.query_heads + head) * width);
+          if (tree_mask[(start + row + r) * tree_width + column])
+            pages.slots(task.segment, before + column, before + column + 1,
+                        scratch.own.data() + r * queries + own_count[r]++);
+      Queries<T> some{rows + row * shape.q_stride, shape.q_stride, out_stride, count, group, before,
+                      *std::max_element(own_count, own_count + count), scratch.own.data(), queries, own_count};
+      attend(some, keys, task.kv_heads, shape.scale, next, row + count < task.last_row ? 0 : next_keys, scratch,
+             to + row * out_stride);
     }
   });
 }

@@ -22,21 +22,29 @@ struct Keys {
   Places places;
 };
 
-// The first n keys of the next task, to be fetched into the second-level cache meanwhile.
+// Query rows of one request or packed segment, and what they see: all of them the first `shared` keys, and each row
+// then the first own_count[row] of its own, which `own` has from row * own_stride on (stride 0: one list for all).
 template <typename T>
-struct Ahead {
-  const T *k, *v;
-  const int32_t* row;
-  int64_t n;
+struct Queries {
+  const T* q;  // row r of head h, counted from those of the first key head: q + r * q_stride + h * head_dim
+  int64_t q_stride, out_stride, rows, group;  // group: query heads per key head
+  int64_t shared, most_own;                   // most_own: the largest of own_count
+  const int32_t* own;
+  int64_t own_stride;
+  const int64_t* own_count;
 };
 
 namespace avx512 {
 
-// Attends with the query rows of one token, q [queries, head_dim], to their first n keys -> out [queries, head_dim].
-// weight: 4 (n + 32) floats of scratch.
+// Floats of scratch for so many queries (rows times query heads) that see at most `keys` keys.
+int64_t scratch_floats(int64_t queries, int64_t keys, int64_t head_dim);
+
+// Attends with the heads of `kv_heads` neighbouring key heads, the first of which `keys` has. Keys and values are read
+// once for all rows and heads, as they lie in memory. next: the keys that this thread will need next, the first
+// `next_keys` of which are fetched meanwhile.
 template <typename T>
-void attend(const T* q, int64_t queries, const Keys<T>& keys, int64_t n, float scale, Ahead<T> ahead, float* weight,
-            T* out);
+void attend(const Queries<T>& queries, const Keys<T>& keys, int64_t kv_heads, float scale, const Keys<T>& next,
+            int64_t next_keys, float* scratch, T* out);
 
 }  // namespace avx512
 }  // namespace paceline

@@ -10,6 +10,16 @@ namespace {
 
 constexpr int kWide = 16;     // lanes of a float32 vector
 constexpr int kColumns = 64;  // columns of the output summed at a time
+constexpr int64_t kChunk = 32;  // keys, or values, that all heads and rows take before the next ones
+
+// Floats between the weights of two queries, and of the sums of one.
+inline int64_t stride_of(int64_t keys) { return (keys + kWide - 1) / kWide * kWide + kWide; }
+inline int64_t padded(int64_t head_dim) { return (head_dim + kWide * 2 - 1) / (kWide * 2) * (kWide * 2); }
+
+template <int kNumber>
+struct Blocks {
+  static constexpr int kCount = kNumber;
+};
 
 // Elements of a key per register: a step of a dot product.
 template <typename T>
@@ -49,23 +59,35 @@ inline __m512 sum_each(const __m512 x[kWide]) {
                        _mm512_shuffle_f32x4(halves[0], halves[1], 0xDD));
 }
 
-inline void fetch(const void* row, int64_t bytes) {
-  for (int64_t at = 0; at < bytes; at += 64) _mm_prefetch(static_cast<const char*>(row) + at, _MM_HINT_T1);
-}
+// Rows to be fetched into the second-level cache while others are computed, one head after another as they lie in
+// memory: the processor's own fetching then follows.
+template <typename T>
+struct Stream {
+  const T* base;
+  int64_t stride, n;  // between rows; rows left
+  const int32_t* place;
+  int64_t width, heads, head = 0;
 
-// out[g * stride + j] = query g . key j for j < n; other lanes up to a multiple of 16 hold anything.
+  void fetch() {
+    if (n <= 0) return;
+    const char* at = reinterpret_cast<const char*>(base + *place * stride + head * width);
+    for (int64_t byte = 0; byte < width * static_cast<int64_t>(sizeof(T)); byte += 64)
+      _mm_prefetch(at + byte, _MM_HINT_T1);
+    if (++head == heads) head = 0, ++place, --n;
+  }
+};
+
+// out[g][j] = query g . key j for j < n; other lanes up to a multiple of 16 hold anything.
 template <int kQueries, typename T>
-void dots(const T* q, const Keys<T>& keys, int64_t n, const Ahead<T>& ahead, float* out,
-          int64_t out_stride) {
+void dots(const T* const* q, const T* keys, int64_t stride, const int32_t* place, int64_t n, int64_t width,
+          Stream<T>* ahead, float* const* out) {
   constexpr int kKeys = kWide / kQueries;
-  const int64_t width = keys.head_dim, bytes = width * sizeof(T), whole = width / kStep<T> * kStep<T>;
-  const int32_t* place = keys.places.row;
+  const int64_t whole = width / kStep<T> * kStep<T>;
   for (int64_t j = 0; j < n; j += kKeys) {
     const T* rows[kKeys];
     for (int i = 0; i < kKeys; ++i) {
-      int64_t at = j + i < n ? j + i : n - 1;
-      rows[i] = keys.k + place[at] * keys.k_stride;
-      if (at < ahead.n) fetch(ahead.k + ahead.row[at] * keys.k_stride, bytes);
+      rows[i] = keys + place[j + i < n ? j + i : n - 1] * stride;
+      if (ahead != nullptr) ahead->fetch();
     }
     __m512 sums[kWide];
 #pragma GCC unroll 16
@@ -73,7 +95,7 @@ void dots(const T* q, const Keys<T>& keys, int64_t n, const Ahead<T>& ahead, flo
     auto step = [&](auto load) __attribute__((always_inline)) {
       __m512 part[kQueries];
 #pragma GCC unroll 4
-      for (int g = 0; g < kQueries; ++g) part[g] = load(q + g * width);
+      for (int g = 0; g < kQueries; ++g) part[g] = load(q[g]);
 #pragma GCC unroll 16
       for (int i = 0; i < kKeys; ++i) {
         __m512 key = load(rows[i]);
@@ -88,8 +110,7 @@ void dots(const T* q, const Keys<T>& keys, int64_t n, const Ahead<T>& ahead, flo
       step([at, width](const T* row) __attribute__((always_inline)) { return load_step(row + at, width - at); });
     float scores[kWide];
     _mm512_storeu_ps(scores, sum_each(sums));
-    for (int g = 0; g < kQueries; ++g)
-      __builtin_memcpy(out + g * out_stride + j, scores + g * kKeys, kKeys * sizeof(float));
+    for (int g = 0; g < kQueries; ++g) __builtin_memcpy(out[g] + j, scores + g * kKeys, kKeys * sizeof(float));
   }
 }
 
@@ -156,75 +177,162 @@ struct ColumnsOf<bf16> {
   using Type = Bf16Columns;
 };
 
-// out[g][0 : columns] = sum over j < n, rising, of weight[g][j] * value j / total[g], for columns <= 16 kBlocks.
+// sums[g][0 : columns] += sum over j < n, rising, of weight[g][j] * value j, for columns <= 16 kBlocks. The sums are in
+// the order of their registers.
 template <int kQueries, int kBlocks, typename T>
-void mix(const float* weight, int64_t weight_stride, const float* total, const T* values, const Keys<T>& keys,
-         int64_t n, int64_t columns, const Ahead<T>& ahead, T* out) {
+void mix(const float* const* weight, const T* values, int64_t stride, const int32_t* place, int64_t n, int64_t columns,
+         Stream<T>* ahead, float* const* sums) {
   using Columns = typename ColumnsOf<T>::Type;
   constexpr int kLoads = kBlocks / Columns::kVectors, kEach = Columns::kVectors;
-  __m512 sums[kQueries][kBlocks];
+  __m512 sum[kQueries][kBlocks];
 #pragma GCC unroll 4
   for (int g = 0; g < kQueries; ++g)
 #pragma GCC unroll 4
-    for (int c = 0; c < kBlocks; ++c) sums[g][c] = _mm512_setzero_ps();
+    for (int c = 0; c < kBlocks; ++c) sum[g][c] = _mm512_loadu_ps(sums[g] + c * kWide);
   for (int64_t j = 0; j < n; ++j) {
-    const T* row = values + keys.places.row[j] * keys.v_stride;
-    if (j < ahead.n) fetch(ahead.v + ahead.row[j] * keys.v_stride, columns * sizeof(T));
+    const T* row = values + place[j] * stride;
+    if (ahead != nullptr) ahead->fetch();
     __m512 value[kBlocks];
 #pragma GCC unroll 4
     for (int c = 0; c < kLoads; ++c)
       Columns::load(row + c * Columns::kElements, columns - c * Columns::kElements, value + c * kEach);
 #pragma GCC unroll 4
     for (int g = 0; g < kQueries; ++g) {
-      __m512 each = _mm512_set1_ps(weight[g * weight_stride + j]);
+      __m512 each = _mm512_set1_ps(weight[g][j]);
 #pragma GCC unroll 4
-      for (int c = 0; c < kBlocks; ++c) sums[g][c] = _mm512_fmadd_ps(each, value[c], sums[g][c]);
+      for (int c = 0; c < kBlocks; ++c) sum[g][c] = _mm512_fmadd_ps(each, value[c], sum[g][c]);
     }
   }
 #pragma GCC unroll 4
-  for (int g = 0; g < kQueries; ++g) {  // unrolled, or the sums would be in memory
+  for (int g = 0; g < kQueries; ++g)  // unrolled, or the sums would be in memory
 #pragma GCC unroll 4
-    for (int c = 0; c < kBlocks; ++c) sums[g][c] = _mm512_div_ps(sums[g][c], _mm512_set1_ps(total[g]));
-#pragma GCC unroll 4
-    for (int c = 0; c < kLoads; ++c)
-      Columns::store(out + g * keys.head_dim + c * Columns::kElements, columns - c * Columns::kElements,
-                     sums[g] + c * kEach);
-  }
+    for (int c = 0; c < kBlocks; ++c) _mm512_storeu_ps(sums[g] + c * kWide, sum[g][c]);
 }
 
-template <int kQueries, typename T>
-void attend_queries(const T* q, const Keys<T>& keys, int64_t n, float scale, Ahead<T> ahead, float* weight, T* out) {
-  const int64_t stride = (n + kWide - 1) / kWide * kWide + kWide, width = keys.head_dim;
-  float total[kQueries];
-  dots<kQueries>(q, keys, n, ahead, weight, stride);
-  for (int g = 0; g < kQueries; ++g) total[g] = softmax_weights(weight + g * stride, n, scale);
-  const T* values = keys.v;
-  int64_t left = width;
-  for (; left >= kColumns; left -= kColumns, values += kColumns, ahead.v += kColumns, out += kColumns)
-    mix<kQueries, 4>(weight, stride, total, values, keys, n, kColumns, ahead, out);
-  for (; left > 0; left -= kColumns / 2, values += kColumns / 2, ahead.v += kColumns / 2, out += kColumns / 2)
-    mix<kQueries, 2>(weight, stride, total, values, keys, n, left, ahead, out);
+// Columns in pieces of 64, the rest in pieces of 32: (first column, columns) to run<kBlocks>.
+template <typename Run>
+inline void pieces(int64_t width, Run run) {
+  int64_t at = 0;
+  for (; width - at >= kColumns; at += kColumns) run(Blocks<4>{}, at, kColumns);
+  for (; at < width; at += kColumns / 2) run(Blocks<2>{}, at, width - at);
+}
+
+// The queries of one key head: (number of them, first one) to run<kQueries>.
+template <typename Run>
+inline void batches(int64_t queries, Run run) {
+  int64_t at = 0;
+  for (; queries - at >= 4; at += 4) run(Blocks<4>{}, at);
+  if (queries - at == 3) run(Blocks<3>{}, at);
+  if (queries - at == 2) run(Blocks<2>{}, at);
+  if (queries - at == 1) run(Blocks<1>{}, at);
+}
+
+// out[0 : width] = sums / total.
+template <typename T>
+void divide(const float* sums, float total, int64_t width, T* out) {
+  using Columns = typename ColumnsOf<T>::Type;
+  pieces(width, [&](auto blocks, int64_t first, int64_t columns) {
+    constexpr int kLoads = decltype(blocks)::kCount / Columns::kVectors, kEach = Columns::kVectors;
+    for (int c = 0; c < kLoads; ++c) {
+      __m512 x[kEach];
+      for (int i = 0; i < kEach; ++i)
+        x[i] = _mm512_div_ps(_mm512_loadu_ps(sums + first + (c * kEach + i) * kWide), _mm512_set1_ps(total));
+      Columns::store(out + first + c * Columns::kElements, columns - c * Columns::kElements, x);
+    }
+  });
 }
 
 }  // namespace
 
 namespace avx512 {
 
-template <typename T>
-void attend(const T* q, int64_t queries, const Keys<T>& keys, int64_t n, float scale, Ahead<T> ahead, float* weight,
-            T* out) {
-  const int64_t width = keys.head_dim;
-  for (; queries >= 4; queries -= 4, q += 4 * width, out += 4 * width, ahead.n = 0)
-    attend_queries<4>(q, keys, n, scale, ahead, weight, out);
-  if (queries >= 2) {
-    attend_queries<2>(q, keys, n, scale, ahead, weight, out);
-    queries -= 2, q += 2 * width, out += 2 * width, ahead.n = 0;
-  }
-  if (queries) attend_queries<1>(q, keys, n, scale, ahead, weight, out);
+int64_t scratch_floats(int64_t queries, int64_t keys, int64_t head_dim) {
+  return queries * (stride_of(keys) + padded(head_dim) + 1);
 }
 
-template void attend(const float*, int64_t, const Keys<float>&, int64_t, float, Ahead<float>, float*, float*);
-template void attend(const bf16*, int64_t, const Keys<bf16>&, int64_t, float, Ahead<bf16>, float*, bf16*);
+template <typename T>
+void attend(const Queries<T>& queries, const Keys<T>& keys, int64_t kv_heads, float scale, const Keys<T>& next,
+            int64_t next_keys, float* scratch, T* out) {
+  const int64_t width = keys.head_dim, shared = queries.shared, group = queries.group, each = queries.rows * group;
+  const int64_t stride = stride_of(shared + queries.most_own), room = padded(width), all = kv_heads * each;
+  float *weights = scratch, *sums = weights + all * stride, *totals = sums + all * room;
+  const int32_t* place = keys.places.row;
+  auto stream = [&](const T* base, int64_t between, const int32_t* from, int64_t n) {
+    return Stream<T>{base, between, n < kChunk ? n : kChunk, from, width, kv_heads};
+  };
+  for (int64_t j = 0; j < shared; j += kChunk) {
+    const int64_t n = shared - j < kChunk ? shared - j : kChunk;
+    Stream<T> ahead = j + n < shared ? stream(keys.k, keys.k_stride, place + j + n, shared - j - n)
+                                     : stream(keys.v, keys.v_stride, place, shared);
+    for (int64_t head = 0; head < kv_heads; ++head)
+      batches(each, [&](auto batch, int64_t first) {
+        constexpr int kQueries = decltype(batch)::kCount;
+        const T* q[kQueries];
+        float* scores[kQueries];
+        for (int g = 0; g < kQueries; ++g) {
+          const int64_t query = first + g;
+          q[g] = queries.q + query / group * queries.q_stride + (head * group + query % group) * width;
+          scores[g] = weights + (head * each + query) * stride + j;
+        }
+        dots<kQueries>(q, keys.k + head * width, keys.k_stride, place + j, n, width, first ? nullptr : &ahead, scores);
+      });
+  }
+  for (int64_t head = 0; head < kv_heads; ++head)
+    for (int64_t row = 0; row < queries.rows; ++row) {
+      const int64_t own = queries.own_count[row], before = head * each + row * group;
+      if (own)
+        batches(group, [&](auto batch, int64_t first) {
+          constexpr int kQueries = decltype(batch)::kCount;
+          const T* q[kQueries];
+          float* scores[kQueries];
+          for (int g = 0; g < kQueries; ++g) {
+            q[g] = queries.q + row * queries.q_stride + (head * group + first + g) * width;
+            scores[g] = weights + (before + first + g) * stride + shared;
+          }
+          dots<kQueries, T>(q, keys.k + head * width, keys.k_stride, queries.own + row * queries.own_stride, own, width,
+                            nullptr, scores);
+        });
+      for (int64_t query = before; query < before + group; ++query)
+        totals[query] = softmax_weights(weights + query * stride, shared + own, scale);
+    }
+  for (int64_t i = 0; i < all * room; i += kWide) _mm512_storeu_ps(sums + i, _mm512_setzero_ps());
+  auto add = [&](int64_t head, int64_t first_query, int64_t count, int64_t j, const int32_t* from, int64_t n,
+                 Stream<T>* ahead) {
+    batches(count, [&](auto batch, int64_t first) {
+      constexpr int kQueries = decltype(batch)::kCount;
+      pieces(width, [&](auto blocks, int64_t column, int64_t columns) {
+        const float* weight[kQueries];
+        float* into[kQueries];
+        for (int g = 0; g < kQueries; ++g) {
+          const int64_t query = head * each + first_query + first + g;
+          weight[g] = weights + query * stride + j, into[g] = sums + query * room + column;
+        }
+        mix<kQueries, decltype(blocks)::kCount>(weight, keys.v + head * width + column, keys.v_stride, from, n, columns,
+                                                first || column ? nullptr : ahead, into);
+      });
+    });
+  };
+  for (int64_t j = 0; j < shared; j += kChunk) {
+    const int64_t n = shared - j < kChunk ? shared - j : kChunk;
+    Stream<T> ahead = j + n < shared ? stream(keys.v, keys.v_stride, place + j + n, shared - j - n)
+                                     : stream(next.k, next.k_stride, next.places.row, next_keys);
+    for (int64_t head = 0; head < kv_heads; ++head) add(head, 0, each, j, place + j, n, &ahead);
+  }
+  for (int64_t head = 0; head < kv_heads; ++head)
+    for (int64_t row = 0; row < queries.rows; ++row) {
+      if (const int64_t own = queries.own_count[row])
+        add(head, row * group, group, shared, queries.own + row * queries.own_stride, own, nullptr);
+      for (int64_t g = 0; g < group; ++g) {
+        const int64_t query = head * each + row * group + g;
+        divide(sums + query * room, totals[query], width, out + row * queries.out_stride + (head * group + g) * width);
+      }
+    }
+}
+
+template void attend(const Queries<float>&, const Keys<float>&, int64_t, float, const Keys<float>&, int64_t, float*,
+                     float*);
+template void attend(const Queries<bf16>&, const Keys<bf16>&, int64_t, float, const Keys<bf16>&, int64_t, float*,
+                     bf16*);
 
 }  // namespace avx512
 }  // namespace paceline

@@ -215,3 +215,48 @@ def test_reads_outside_the_cache_are_errors() -> None:
         ops.packed_attention(q, k, v, _offsets([7]), 1.0)
     with pytest.raises(ValueError, match="do not fit together"):
         ops.packed_attention(q, k[..., :8], v, _offsets([8]), 1.0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.lists(st.integers(1, 40), min_size=1, max_size=5),
+    before=st.integers(0, 120),
+    heads=st.sampled_from([(9, 3), (8, 2), (3, 3), (7, 1)]),
+    head_dim=st.sampled_from([24, 64]),
+    dtype=st.sampled_from(DTYPES),
+    tree=st.booleans(),
+)
+def test_a_row_does_not_see_what_its_neighbours_see(
+    rows: list[int], before: int, heads: tuple[int, int], head_dim: int, dtype: torch.dtype, tree: bool
+) -> None:
+    """Rows of a request read their keys together, up to the first one's end. The keys behind it belong to some of them
+    only: bits are those of the row alone, and a NaN in the last key reaches the last row only."""
+    lengths = [before + count for count in rows]
+    q, k, v = _case(lengths, *heads, head_dim, dtype)
+    ends = torch.tensor(lengths).cumsum(0)
+    places = torch.cat([torch.arange(end - count, end) for end, count in zip(ends.tolist(), rows, strict=True)])
+    last = (ends - 1).tolist()
+    k[last], v[last] = float("nan"), float("nan")
+    cache = Cache(k, v, lengths, 16)
+    scale, context = head_dim**-0.5, torch.tensor(lengths, dtype=torch.int32)
+    width = max(rows)
+    mask = torch.cat([torch.ones(count, width).tril() for count in rows]) if tree else None
+    together = ops.paged_attention(
+        q[places], cache.k, cache.v, cache.tables, _offsets(rows), context, 16, scale, tree_mask=mask
+    )
+    start = 0
+    for request, count in enumerate(rows):
+        for row in range(count):
+            one = ops.paged_attention(
+                q[places[start + row : start + row + 1]],
+                cache.k,
+                cache.v,
+                cache.tables[request : request + 1],
+                _offsets([1]),
+                context[request : request + 1] - (count - 1 - row),
+                16,
+                scale,
+            )
+            assert torch.equal(together[start + row : start + row + 1].nan_to_num(7.0), one.nan_to_num(7.0))
+            assert bool(one.isnan().any()) == (row + 1 == count)
+        start += count
