@@ -93,7 +93,8 @@ class CostModel:
 
     def switch_s(self, drafter: str) -> float | None:
         """Return the extra seconds of the drafter's first step after others drafted; None if not seen."""
-        self._learn()
+        if self._steps:
+            self._learn()
         switch = self._switches.get(drafter)
         return None if switch is None else math.exp(switch.value) * self._factor
 

@@ -172,14 +172,15 @@ class AcceptanceModel:
         sum."""
         width = self._counts.shape[2] + 1
         known = len(prompt_ids) and levels.shape[1] % len(prompt_ids) == 0  # otherwise the problems are unknown
-        slots = self._batch_of(prompt_ids).slots if known else np.zeros(1, np.int64)
+        batch = self._batch_of(prompt_ids) if known else None
+        slots = np.zeros(1, np.int64) if batch is None else batch.slots
         which = np.arange(levels.shape[1]) % len(slots)
         found = np.bincount(
             ((which * 5 + np.arange(5)[:, None]) * width + levels).ravel(), minlength=len(slots) * 5 * width
         ).reshape(-1, 5, width)
         counts = found[:, :, ::-1].cumsum(2)[:, :, -2::-1].astype(np.float64)
-        if known:
-            each = np.unique(slots)
+        if batch is not None:
+            each = batch.found
             self._problems[:, each] *= (0.5 ** ((self._clock - self._seen[each]) / DOUBT))[:, None, None]
             self._seen[each] = self._clock
             self._problems[table, each] *= 0.5 ** (levels.shape[1] / len(each) / MEMORY)
