@@ -68,8 +68,8 @@ def precision_name(dtype: str, quantization: str) -> str:
 
 
 def device_name(device: str, options: EngineOptions, engine: str = "") -> str:
-    """Return what computes in this process: processor, kernels and threads, or GPU; and the engine, if it is not
-    ours."""
+    """Return what computes in this process: processor, kernels (level and build: others take other times) and threads,
+    or GPU; and the engine, if it is not ours."""
     import torch
 
     ranks = options.tensor_parallel or 1
@@ -95,9 +95,9 @@ def _processor(path: Path = Path("/proc/cpuinfo")) -> str:
 
 
 def _level() -> str:
-    from models.ops.native import kernels
+    from models.ops.native import kernel_stamp, kernels
 
-    return "no native kernels" if kernels is None else str(kernels.cpu_level())
+    return "no native kernels" if kernels is None else f"{kernels.cpu_level()} {kernel_stamp()}".rstrip()
 
 
 def calibration_key(

@@ -2,6 +2,7 @@
 
 import logging
 import warnings
+from pathlib import Path
 from types import ModuleType
 
 import torch
@@ -31,6 +32,16 @@ def _load() -> ModuleType | None:
 
 
 kernels = _load()
+
+
+def kernel_stamp() -> str:
+    """Return the hash of the sources that the kernels were built from (CMakeLists.txt); "" without kernels or stamp."""
+    if kernels is None or kernels.__file__ is None:
+        return ""
+    try:
+        return Path(kernels.__file__).with_name("paceline_native.stamp").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
 
 
 def takes(x: Tensor, *others: Tensor) -> bool:

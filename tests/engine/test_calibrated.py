@@ -24,8 +24,10 @@ from config.rollout import EngineOptions
 from config.speculation import SpeculationOptions
 from config.strategy import PLAIN
 from contracts.rollout import EngineWindow, Event, PassesDrifted, PassesKnown, PassesRefined
+from launch.cluster.installed import native_stamp
 from models.checkpoint import save_model
 from models.config import ModelConfigError
+from models.ops import native
 from policies.calibration.costs import CostModel
 from policies.calibration.document import Calibration, CalibrationKey, PassCost
 from policies.speculation.policy import FixedPolicy
@@ -91,6 +93,19 @@ def test_precision_and_device_have_names() -> None:
     name = device_name("cpu", options_of())
     assert name.endswith(f"{torch.get_num_threads()} thread" + "s" * (torch.get_num_threads() > 1))
     assert device_name("cpu", options_of(), "vllm 0.32.0") == f"{name}, vllm 0.32.0"
+
+
+def test_kernels_of_another_build_are_another_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What earlier kernels took says nothing of these, and would send drafts where they lose."""
+    if native.kernels is None:
+        pytest.skip("the native kernels are not installed")
+    before = device_name("cpu", options_of())
+    stamp = native.kernel_stamp()
+    assert stamp
+    assert stamp == native_stamp()
+    assert stamp in before
+    monkeypatch.setattr(native, "kernel_stamp", lambda: "0" * 12)
+    assert device_name("cpu", options_of()) == before.replace(stamp, "0" * 12) != before
 
 
 def test_an_engine_takes_its_own_device_s_of_those_it_is_handed(tmp_path: Path) -> None:
