@@ -21,7 +21,6 @@ namespace {
 
 constexpr int64_t kRowsPerTask = 32;
 constexpr int64_t kRowsTogether = 8;  // query rows of a request that read its keys together
-constexpr int64_t kKeysAhead = 64;    // of the next task, fetched at the end of one
 
 struct Task {
   int64_t segment, kv_head, kv_heads, first_row, last_row;  // rows [first, last) of the segment's queries
@@ -357,7 +356,7 @@ void paged_attention(const T* q, const T* k_cache, const T* v_cache, const PageT
   check_offsets(query_offsets, pages.requests, shape.rows, "query_offsets");
   pages.check(query_offsets, tree_mask == nullptr ? std::numeric_limits<int64_t>::max() : tree_width);
   const int64_t group = shape.query_heads / shape.kv_heads, width = shape.head_dim;
-  // All heads of a request together read its keys as they lie in memory; fewer, where that leaves a thread without work.
+  // All heads of a request together read its keys as they lie in memory; fewer, where a thread would have no work.
   const int64_t tasks_wanted = shape.threads > 1 ? 2 * shape.threads : 1;
   const int64_t parts = (tasks_wanted + pages.requests - 1) / std::max<int64_t>(pages.requests, 1);
   const int64_t heads = std::max<int64_t>(shape.kv_heads / std::max<int64_t>(parts, 1), 1);
@@ -378,8 +377,8 @@ void paged_attention(const T* q, const T* k_cache, const T* v_cache, const PageT
     Keys<T> next{};
     int64_t next_keys = 0;
     if (following < tasks.data() + tasks.size() && following->first_row == 0) {
-      next_keys = std::min<int64_t>(pages.context_lens[following->segment], kKeysAhead);
-      scratch.next_place.resize(kKeysAhead);
+      next_keys = std::min<int64_t>(pages.context_lens[following->segment], kKeysTogether);
+      scratch.next_place.resize(kKeysTogether);
       pages.slots(following->segment, 0, next_keys, scratch.next_place.data());
       next = keys_of(*following, scratch.next_place.data(), false);
     }

@@ -7,6 +7,8 @@
 
 namespace paceline {
 
+constexpr int64_t kKeysTogether = 32;  // keys, or values, that all heads and rows take before the next ones
+
 // The rows of a cache (or of the packed keys) that a query may see, in order of position. `runs`: each aligned group of
 // eight rows is contiguous, so that one address serves for all.
 struct Places {
@@ -41,7 +43,7 @@ int64_t scratch_floats(int64_t queries, int64_t keys, int64_t head_dim);
 
 // Attends with the heads of `kv_heads` neighbouring key heads, the first of which `keys` has. Keys and values are read
 // once for all rows and heads, as they lie in memory. next: the keys that this thread will need next, the first
-// `next_keys` of which are fetched meanwhile.
+// `next_keys` of which (at most kKeysTogether) are fetched meanwhile.
 template <typename T>
 void attend(const Queries<T>& queries, const Keys<T>& keys, int64_t kv_heads, float scale, const Keys<T>& next,
             int64_t next_keys, float* scratch, T* out);

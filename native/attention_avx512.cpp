@@ -10,7 +10,6 @@ namespace {
 
 constexpr int kWide = 16;     // lanes of a float32 vector
 constexpr int kColumns = 64;  // columns of the output summed at a time
-constexpr int64_t kChunk = 32;  // keys, or values, that all heads and rows take before the next ones
 
 // Floats between the weights of two queries, and of the sums of one.
 inline int64_t stride_of(int64_t keys) { return (keys + kWide - 1) / kWide * kWide + kWide; }
@@ -258,10 +257,10 @@ void attend(const Queries<T>& queries, const Keys<T>& keys, int64_t kv_heads, fl
   float *weights = scratch, *sums = weights + all * stride, *totals = sums + all * room;
   const int32_t* place = keys.places.row;
   auto stream = [&](const T* base, int64_t between, const int32_t* from, int64_t n) {
-    return Stream<T>{base, between, n < kChunk ? n : kChunk, from, width, kv_heads};
+    return Stream<T>{base, between, n < kKeysTogether ? n : kKeysTogether, from, width, kv_heads};
   };
-  for (int64_t j = 0; j < shared; j += kChunk) {
-    const int64_t n = shared - j < kChunk ? shared - j : kChunk;
+  for (int64_t j = 0; j < shared; j += kKeysTogether) {
+    const int64_t n = shared - j < kKeysTogether ? shared - j : kKeysTogether;
     Stream<T> ahead = j + n < shared ? stream(keys.k, keys.k_stride, place + j + n, shared - j - n)
                                      : stream(keys.v, keys.v_stride, place, shared);
     for (int64_t head = 0; head < kv_heads; ++head)
@@ -312,8 +311,8 @@ void attend(const Queries<T>& queries, const Keys<T>& keys, int64_t kv_heads, fl
       });
     });
   };
-  for (int64_t j = 0; j < shared; j += kChunk) {
-    const int64_t n = shared - j < kChunk ? shared - j : kChunk;
+  for (int64_t j = 0; j < shared; j += kKeysTogether) {
+    const int64_t n = shared - j < kKeysTogether ? shared - j : kKeysTogether;
     Stream<T> ahead = j + n < shared ? stream(keys.v, keys.v_stride, place + j + n, shared - j - n)
                                      : stream(next.k, next.k_stride, next.places.row, next_keys);
     for (int64_t head = 0; head < kv_heads; ++head) add(head, 0, each, j, place + j, n, &ahead);
