@@ -245,6 +245,19 @@ def test_a_later_worker_has_a_reservation_of_its_own_that_comes_and_goes_alone()
 
 
 @pytest.mark.ray
+def test_places_let_go_while_they_are_reserved_come_back() -> None:
+    with place(placing(workers=1, layout="disaggregated")) as placement:
+        placement.worker_options("a")
+        for i in range(300):
+            for name in "bcd":  # there is room for two
+                placement.ask(name)
+            time.sleep(0.001 * (i % 5))
+            for name in "bcd":
+                placement.let_go(name)
+        eventually(lambda: ray.available_resources().get("GPU") == 2)
+
+
+@pytest.mark.ray
 def test_nothing_is_placed_on_a_node_that_is_to_be_avoided() -> None:
     here = ray.get_runtime_context().get_node_id()
     with place(placing(cpus_per_worker=0.001, cpus_per_learner=0.001)) as placement:

@@ -22,6 +22,9 @@ class Group(str):
     def id(self) -> Any:
         return SimpleNamespace(hex=lambda: str(self))
 
+    def wait(self, timeout_s: int) -> bool:
+        return True
+
 
 class Groups:
     """In place of Ray: `where` says on which nodes the bundles of each group are."""
@@ -55,7 +58,7 @@ def test_ranks_that_start_again_keep_off_refused_nodes(nodes: list[str], monkeyp
     groups = Groups(monkeypatch)
     groups.where |= {"learners": nodes, "workers": ["a", "bad"]}
     wanted = plan(ClusterOptions(layout="disaggregated"), workers=2, ranks=2, available_cpus=8.0)
-    place = Placement(wanted, ["learners", "workers"], 1.0)  # type: ignore[list-item]
+    place = Placement(wanted, cast(Any, [Group("learners"), Group("workers")]), 1.0)
     place.learners_off([])
     assert groups.removed == [], "Ray reserves it again by itself"
     assert not place.learners_are_off(["bad"])
@@ -74,7 +77,7 @@ def test_a_worker_that_shares_the_ranks_node_moves_with_them(monkeypatch: pytest
     groups = Groups(monkeypatch)
     groups.where |= {"first": ["bad"], "second": ["a"]}
     wanted = plan(ClusterOptions(layout="colocated"), workers=2, ranks=2, available_cpus=8.0)
-    place = Placement(wanted, cast(Any, ["first", "second"]), 1.0)
+    place = Placement(wanted, cast(Any, [Group("first"), Group("second")]), 1.0)
     for name in ("rollout-0", "rollout-1"):
         place.worker_options(name)
     place.learners_off(["bad"])
@@ -95,7 +98,7 @@ def test_ranks_move_out_of_a_group_whose_workers_are_on_other_nodes(
     groups = Groups(monkeypatch)
     groups.where |= {"all": [learner, "a", ""]}  # a worker's node is lost in any case
     wanted = plan(ClusterOptions(layout="embedded"), workers=2, ranks=1, available_cpus=8.0)
-    place = Placement(wanted, cast(Any, ["all"]), 1.0)
+    place = Placement(wanted, cast(Any, [Group("all")]), 1.0)
     place.learners_off(["bad"])
     assert groups.removed == [], "workers stay where they are"
     options = place.learner_options()[0]
