@@ -136,7 +136,8 @@ class AdaptivePolicy:
             self._outcomes.append(outcome)
             running = outcome.load.running
             hold = self._holds.get(_bucket(running)) if running else None
-            if hold is not None and outcome.strategy.depth and outcome.kind is not StepKind.DISTURBED:
+            # What making a drafter ready took is paid: it is no reason to stop before its drafts were seen.
+            if hold is not None and outcome.strategy.depth and outcome.kind is StepKind.USUAL:
                 hold.lost_s += outcome.elapsed_s - hold.plain_s * (1 + outcome.accepted / running)
 
     def unavailable(self, drafter: str) -> None:

@@ -103,10 +103,11 @@ def test_a_copy_whose_preparation_cannot_be_earned_back_is_made_once_at_most() -
 
 
 def test_one_that_earns_it_back_is_made_in_a_first_run() -> None:
-    """Weights serve 300 steps, of which a copy saves half. It is first made once decoding was 67 times as long."""
-    for seed in SEEDS:
+    """Weights serve 300 steps, of which a copy saves half. It is first made once decoding was 67 times as long.
+    Then it drafts until the cost of its drafts is seen, even if to make it took much longer than expected."""
+    for seed in (*SEEDS, 3, 5):
         steps = updates(10, 300, 1, seed)
-        assert share_of(steps[1500:], "self") >= 0.8
+        assert share_of(steps[1500:], "self") >= 0.95
         assert speedup(steps[1500:]) >= 1.4
 
 
