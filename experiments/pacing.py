@@ -17,7 +17,7 @@ from config.drafter import DrafterOptions
 from config.formats import FORMATS, LowBitFormat
 from config.network import Network
 from config.strategy import Strategy
-from policies.calibration.roofline import MeasuredPass, Roofline, fit_roofline
+from policies.calibration.roofline import UNKNOWN_GPU, MeasuredPass, Roofline, fit_roofline
 from policies.roofline.devices import DEVICES, Device
 from policies.roofline.kernels import draft_kernels
 from policies.roofline.learning import MFU, QUANTISING_BYTES, hand_over_s
@@ -56,7 +56,7 @@ def pace_of(
         fitted = sweep_fit()
         target, copied, eagle = fitted.target, fitted.drafter, _level("eagle", net, gpu, SWEEP)
     else:
-        target = fit_roofline(list(_passes(net, gpu, DEFAULT)))
+        target = fit_roofline(list(_passes(net, gpu, DEFAULT)), free=UNKNOWN_GPU)
         copied = _level("self", net, gpu, DEFAULT, FORMATS["w8a8"])
         eagle = _level("eagle", net, gpu, DEFAULT)
     one = LearnerShape(ranks=1, micro_batch_tokens=0, checkpointing=False, master_bytes=4, compute_bytes=2)
@@ -106,4 +106,4 @@ def _level(drafter: str, net: Network, gpu: Device, rates: DeviceRates, form: Lo
                 seconds = (time_of(kernels, gpu, rates).ms / 1e3 - rates.host_s) / _LEVELS
                 yield MeasuredPass(requests, requests, requests * context, seconds)
 
-    return fit_roofline(list(levels()))
+    return fit_roofline(list(levels()), free=UNKNOWN_GPU)

@@ -18,7 +18,7 @@ from contracts.rollout import EngineWindow, PassesDrifted, PassesKnown, PassesRe
 from models.config import ModelConfig, ModelConfigError, read_config
 from policies.calibration.costs import CostModel
 from policies.calibration.document import Calibration, CalibrationKey
-from policies.calibration.roofline import UNKNOWN_GPU, FreeRows
+from policies.calibration.roofline import PROCESSOR, UNKNOWN_GPU, FreeRows
 from policies.roofline.devices import device_named
 from policies.roofline.pace import Pace
 
@@ -125,12 +125,10 @@ def calibrated(start: Start, device: str, engine: str = "") -> tuple[CostModel, 
     return costs, PassNews(costs, key, own)
 
 
-def free_rows(device: str, pace: Pace | None) -> FreeRows | None:
-    """Return the prior for the rows of a pass, before any measurement, on `device` or on the device that is paced to.
-
-    None on processors, which differ too much."""
+def free_rows(device: str, pace: Pace | None) -> FreeRows:
+    """Return what is known of `device`, or of the device that is paced to, before any measurement."""
     if pace is None and device != "cuda":
-        return None
+        return PROCESSOR
     import torch
 
     known = device_named(torch.cuda.get_device_name() if pace is None else pace.device)

@@ -14,7 +14,7 @@ from config.strategy import Strategy
 from policies.calibration.document import Calibration, CalibrationKey, DraftCost
 from policies.calibration.drafts import DraftCosts
 from policies.calibration.passes import PassCosts
-from policies.calibration.roofline import FreeRows
+from policies.calibration.roofline import PROCESSOR, FreeRows
 from policies.calibration.typical import Typical
 from policies.steps import StepOutcome
 
@@ -29,9 +29,9 @@ class CostModel:
     """The costs of one engine. With a calibration it is accurate from the first step; without, from the first
     measurements. Until then `free` estimates what more rows cost on such a device."""
 
-    def __init__(self, calibration: Calibration | None = None, free: FreeRows | None = None) -> None:
+    def __init__(self, calibration: Calibration | None = None, free: FreeRows = PROCESSOR) -> None:
         self._passes, self._drafts = PassCosts(calibration, free), DraftCosts(calibration)
-        self.free_rows = (free or FreeRows()).rows  # of such a device, whatever was measured since
+        self.free_rows = free.rows  # of such a device, whatever was measured since
         self._switches: dict[str, Typical] = {}
         self._late: dict[str, tuple[Strategy, int, float]] = {}  # by drafter: a late draft seen before its usual ones
         self._drift, self._factor = 0.0, 1.0  # a logarithm and its exponential

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from policies.calibration.document import FEW, MOST, Calibration, PassCost
-from policies.calibration.roofline import FreeRows, MeasuredPass, Roofline, fit_roofline
+from policies.calibration.roofline import PROCESSOR, FreeRows, MeasuredPass, Roofline, fit_roofline
 from policies.calibration.solve import FloatArray
 from policies.calibration.typical import Typical
 
@@ -55,11 +55,11 @@ class _Shape:
 class PassCosts:
     """The pass costs of one engine."""
 
-    def __init__(self, calibration: Calibration | None = None, free: FreeRows | None = None) -> None:
+    def __init__(self, calibration: Calibration | None = None, free: FreeRows = PROCESSOR) -> None:
         """`free`: prior knowledge of the device, without a calibration."""
         self.roofline: Roofline | None = None
         self._free = free
-        self._spread = (free or FreeRows()).spread
+        self._spread = free.spread
         self._wide = 0  # measured passes of more rows than requests: they show what a row costs
         self._shapes: dict[tuple[int, int], _Shape] = {}
         self._exact: dict[tuple[int, int], _Shape] = {}  # by requests and rows
@@ -75,7 +75,9 @@ class PassCosts:
 
     def _start(self, calibration: Calibration) -> None:
         passes = calibration.passes
-        self.roofline = calibration.fitted or (fit_roofline([one.measured for one in passes]) if passes else None)
+        self.roofline = calibration.fitted
+        if self.roofline is None and passes:
+            self.roofline = fit_roofline([one.measured for one in passes], free=self._free)
         for one in passes:
             assert self.roofline is not None
             shape = self._shape(one.requests, one.rows, one.context_tokens)

@@ -20,18 +20,20 @@ from policies.calibration.solve import FloatArray, fit_positive
 _SPREAD = 0.05  # relative deviation of a well measured pass from the formula
 # Start and prior of a fit while little was measured, with standard deviations of the logarithms.
 _REQUESTS, _CONTEXT, _PAIR = (100.0, 1.5), (20_000.0, 2.0), (100_000.0, 2.0)
-_OVERLAP = (1.5, 0.4)
 
 
 @dataclass(frozen=True, slots=True)
 class FreeRows:
-    """The number of rows above which a pass's arithmetic outweighs its weights, as a prior. `spread`: of its logarithm.
-    The default is an unknown device: processors have 4 to 16, GPUs 100 to 300."""
+    """The number of rows above which a pass's arithmetic outweighs its weights, as a prior, and how far one of them
+    hides the other: `overlap` of the formula. The spreads are those of the logarithms."""
 
-    rows: float = 16.0
+    rows: float
     spread: float = 1.5
+    overlap: float = 1.5
+    overlap_spread: float = 0.4
 
 
+PROCESSOR = FreeRows(16.0, 1.5, 4.0, 1.0)  # they have 4 to 16 rows, and fetch weights while they compute
 UNKNOWN_GPU = FreeRows(100.0, 1.0)  # by the peaks 120 to 420, which kernels do not reach
 
 
@@ -65,21 +67,20 @@ class MeasuredPass:
     sure: float = 1.0
 
 
-def fit_roofline(
-    passes: Sequence[MeasuredPass], start: Roofline | None = None, free: FreeRows | None = None
-) -> Roofline:
+def fit_roofline(passes: Sequence[MeasuredPass], start: Roofline | None = None, free: FreeRows = PROCESSOR) -> Roofline:
     """Fit a roofline of least relative error to at least one pass. Parameters that the passes leave open stay near a
     prior. `start`: an earlier fit as the prior, since shapes with one mean context each leave much open. `free`: prior
-    knowledge of the device if there is no `start`; None: none."""
-    free = free or FreeRows()
+    knowledge of the device if there is no `start`."""
     requests, rows, context, seconds, sure = (
         np.array([getattr(one, name) for one in passes], float)
         for name in ("requests", "rows", "context_tokens", "seconds", "sure")
     )
     logs, weights = np.log(seconds), sure / _SPREAD
     least = float(seconds.min())
-    prior = np.log([least, least / free.rows, least / _REQUESTS[0], least / _CONTEXT[0], least / _PAIR[0], _OVERLAP[0]])
-    spreads = np.array([1.0, free.spread, _REQUESTS[1], _CONTEXT[1], _PAIR[1], _OVERLAP[1]])
+    prior = np.log(
+        [least, least / free.rows, least / _REQUESTS[0], least / _CONTEXT[0], least / _PAIR[0], free.overlap]
+    )
+    spreads = np.array([1.0, free.spread, _REQUESTS[1], _CONTEXT[1], _PAIR[1], free.overlap_spread])
     if start is not None:
         known = (start.fixed_s, start.row_s, start.request_s, start.context_s, start.pair_s, start.overlap)
         prior = np.log(np.maximum(known, 1e-9 * start.fixed_s))
