@@ -87,13 +87,14 @@ def states(server: CoordinatorServer) -> dict[str, str]:
 
 
 def train_command(client: WorkerClient, members: int = 1) -> Train:
-    """The next command, which must be to train, among so many. (On a loaded machine a registration may be repeated, and
-    its worker is told again what it was told.)"""
+    """The next command, which must be to train, among so many. One among fewer is obeyed: another has left, or not yet
+    come. Of several the last counts."""
     while True:
-        (command,) = client.poll(PATIENCE_S)
+        *_, command = client.poll(PATIENCE_S)
         assert isinstance(command, Train)
         if len(command.members) >= members:
             return command
+        client.started(command.session, command.epoch, "h0:7")
 
 
 class Raw:

@@ -32,6 +32,9 @@ def test_a_session_from_idle_to_stopped() -> None:
         closing(DriverClient(server.endpoint, 1, OPTIONS)) as driver,
     ):
         driver.rollout_started(1)
+        # A report that overtakes a registration lost while connecting is answered with the request for another one,
+        # which ends the session that it joins.
+        eventually(lambda: states(server) == {"w0": "BUSY", "w1": "BUSY"})
         first.idle()
         train = train_command(first)
         assert train.members == ("w0",)
