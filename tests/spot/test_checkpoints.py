@@ -290,8 +290,8 @@ def restored():
     assert history(root)[-1].name.endswith(f"_{int(values.pop()):08d}"), "the newest is whole"
     return int(found["counters"])
 
-rng, last = random.Random(0), 0
-while kills > 0 or last <= 5:  # a busy machine may write nothing before a kill
+rng, last, longest_s = random.Random(0), 0, 0.25
+while kills > 0 or last <= 5:
     kills -= 1
     pid = os.fork()
     if not pid:
@@ -299,11 +299,12 @@ while kills > 0 or last <= 5:  # a busy machine may write nothing before a kill
             write()
         finally:
             os._exit(1)
-    time.sleep(rng.uniform(0.02, 0.25))
+    time.sleep(rng.uniform(0.02, longest_s))
     os.kill(pid, signal.SIGKILL)
     assert os.waitpid(pid, 0)[1] == signal.SIGKILL, "the writer failed by itself"
     now = restored() or 0
     assert now >= last, (now, last)
+    longest_s = 0.25 if now > last else 2 * longest_s  # a busy machine may write nothing before a kill
     last = now
 print(last)
 """
