@@ -16,5 +16,7 @@ RUN apt-get update \
 WORKDIR /opt/paceline
 COPY . .
 RUN pip install --no-cache-dir --constraint constraints/tested.txt ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} .
+# Engines and the spot trainer have priorities of their own (cluster.yaml).
+ENV RAY_worker_niceness=0
 USER ray
 CMD ["paceline", "--help"]

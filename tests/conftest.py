@@ -9,6 +9,7 @@ import os
 # Ray reads the authentication mode when it is imported. The head of the tests lives seconds and holds nothing.
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("RAY_worker_niceness", "0")  # as a session of ours
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else a FutureWarning about it
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 

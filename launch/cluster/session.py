@@ -57,8 +57,13 @@ _START_REMEDY = (
     "the machine is too busy, or lacks memory or space in /tmp or /dev/shm: see the newest logs below {logs}; "
     "or start a head yourself (ray start --head) and set cluster.address"
 )
-# Past tasks that the GCS keeps for `ray list tasks`: until Ray's own 100,000 it grew by 54 kB in a small RL step.
-_KEPT_TASKS = ("RAY_task_events_max_num_task_in_gcs", "2000")
+_SETTINGS = {  # of a Ray of our own
+    # Past tasks that the GCS keeps for `ray list tasks`: until Ray's own 100,000 it grew by 54 kB in a small RL step.
+    "RAY_task_events_max_num_task_in_gcs": "2000",
+    # By Ray's own 15 engines and the spot trainer, which lower their priority by 5 and 15, have the same: there is no
+    # lower one than 19.
+    "RAY_worker_niceness": "0",
+}
 _TOO_LONG = re.compile(r"AF_UNIX path length cannot exceed (\d+) bytes: (.+)")
 _log = logging.getLogger(__name__)
 
@@ -105,7 +110,8 @@ def ray_session(
     if owned:
         if os.environ.get("RAY_AUTH_MODE") is None:
             os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-        os.environ.setdefault(*_KEPT_TASKS)
+        for name, value in _SETTINGS.items():
+            os.environ.setdefault(name, value)
         if temp_dir is not None:
             common["_temp_dir"] = str(temp_dir)
         root = temp_dir or _temp_root()

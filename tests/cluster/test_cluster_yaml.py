@@ -99,6 +99,7 @@ def test_every_start_command_asks_for_the_token(raw: Cluster) -> None:
     starts = [c for key in ("head", "worker") for c in raw[f"{key}_start_ray_commands"] if "ray start" in c]
     assert len(starts) == 2
     assert all("RAY_AUTH_MODE=token" in command for command in starts)
+    assert all("RAY_worker_niceness=0" in command for command in starts), "engines go before the spot trainer"
     assert "~/.ray/auth_token" in raw["file_mounts"]
 
 

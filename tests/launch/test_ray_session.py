@@ -191,13 +191,14 @@ def test_attaching_from_another_process_imports_our_packages_in_workers(ray_head
 
 
 @pytest.mark.slow
-def test_private_head_keeps_token_authentication_and_is_quiet(tmp_path: Path) -> None:
+def test_private_head_keeps_token_authentication_is_quiet_and_lowers_no_priority(tmp_path: Path) -> None:
     script = (
         "import os, ray\n"
         "from launch.cluster.session import ray_session\n"
         "with ray_session(cpus=3) as session:\n"
         "    assert ray.cluster_resources()['CPU'] >= 3\n"
         "    print(session.owned, os.environ['RAY_AUTH_MODE'], len(os.environ['RAY_AUTH_TOKEN']))\n"
+        "    print(ray.get(ray.remote(lambda: os.nice(0)).remote()) - os.nice(0))\n"
         "assert not ray.is_initialized()\n"
     )
     environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")} | {"HOME": str(tmp_path)}
@@ -205,6 +206,6 @@ def test_private_head_keeps_token_authentication_and_is_quiet(tmp_path: Path) ->
         [sys.executable, "-c", script], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "True token 64\n"
+    assert done.stdout == "True token 64\n0\n"  # Ray's own 15 would leave engines no place before the spot trainer
     assert done.stderr == ""
     assert not (tmp_path / ".ray").exists()  # the token is in the environment only
