@@ -224,9 +224,13 @@ def test_nor_against_expected_values_and_outputs(lie: str, tests: Trial) -> None
 
 
 def test_neither_judge_nor_supervisor_can_be_looked_into(system: str) -> None:
+    """Without namespaces others' processes can have the next numbers; the judge has the program's parent."""
     code = (
         "import ctypes, os\nlibc = ctypes.CDLL(None)\nreached = []\n"
-        "for process in (os.getppid(), *range(os.getpid() + 1, os.getpid() + 3)):\n"
+        "def judge(process):\n"
+        "    try: return open(f'/proc/{process}/stat').read().rsplit(')')[-1].split()[1] == str(os.getppid())\n"
+        "    except OSError: return True\n"
+        "for process in (os.getppid(), *filter(judge, range(os.getpid() + 1, os.getpid() + 20))):\n"
         "    if libc.ptrace(0x4206, process, 0, 0) == 0: reached.append(('ptrace', process))\n"
         "    for name in ('fd', 'mem', 'environ', 'fd/3', 'fd/4', 'fd/5', 'fd/6'):\n"
         "        try: os.open(f'/proc/{process}/{name}', os.O_RDONLY | os.O_NONBLOCK)\n"
