@@ -291,7 +291,8 @@ def restored():
     return int(found["counters"])
 
 rng, last, longest_s = random.Random(0), 0, 0.25
-while kills > 0 or last <= 5:
+until_s = time.monotonic() + 60
+while (kills > 0 and time.monotonic() < until_s) or last <= 5:
     kills -= 1
     pid = os.fork()
     if not pid:
@@ -304,14 +305,15 @@ while kills > 0 or last <= 5:
     assert os.waitpid(pid, 0)[1] == signal.SIGKILL, "the writer failed by itself"
     now = restored() or 0
     assert now >= last, (now, last)
-    longest_s = 0.25 if now > last else 2 * longest_s  # a busy machine may write nothing before a kill
+    longest_s *= 1 + (now == last)  # a busy machine may write nothing before a kill
     last = now
 print(last)
 """
 
 
 def test_a_kill_at_any_moment_leaves_the_last_good_one(tmp_path: Path) -> None:
-    """25 writers or more are killed while they save without a pause; after each, the newest directory is whole."""
+    """25 writers, or those of a minute, are killed while they save without a pause; after each, the newest directory is
+    whole. A checkpoint is written with the lowest priority: beside four busy processes it takes ten seconds."""
     environment = dict(os.environ) | {"PYTHONPATH": os.pathsep.join([os.environ.get("PYTHONPATH", ""), "."])}
     command = [sys.executable, "-c", KILLED, str(tmp_path / "root"), "25"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, env=environment, check=False)
