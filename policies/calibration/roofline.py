@@ -33,7 +33,8 @@ class FreeRows:
     overlap_spread: float = 0.4
 
 
-PROCESSOR = FreeRows(16.0, 1.5, 4.0, 1.0)  # they have 4 to 16 rows, and fetch weights while they compute
+# They have 4 to 16 rows, and fetch weights while they compute.
+PROCESSOR = FreeRows(16.0, overlap=4.0, overlap_spread=1.0)
 UNKNOWN_GPU = FreeRows(100.0, 1.0)  # by the peaks 120 to 420, which kernels do not reach
 
 
