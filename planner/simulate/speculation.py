@@ -118,6 +118,7 @@ class _Truth:
     """The costs in the form that a policy expects; it learns nothing from steps."""
 
     costs: SimulatedCosts
+    doubt: float = 0.0
 
     def step_s(self, requests: int, rows: int, context_tokens: int) -> float:
         return self.costs.step_s(requests, rows, context_tokens)

@@ -134,8 +134,8 @@ class PassCosts:
         common: float = 0.0,
     ) -> float:
         """Add a pass's time. `sure`: without prompt chunks. `common`: the logarithm by which all recent passes exceeded
-        their expectation, which this shape does not learn. Returns the logarithm by which this one did, at most CLIP;
-        0.0 without an expectation."""
+        their expectation, which this shape does not learn. Returns the logarithm by which this one did; 0.0 without an
+        expectation."""
         self._seen += 1
         self._wide += rows > requests
         if self.roofline is None:
@@ -149,7 +149,7 @@ class PassCosts:
         if usual.count < FEW:
             # Without nearby measurements the expectation is a guess, so its error is no drift.
             if sure and not replaced and self._calibrated:
-                surprise = _clipped(over - math.log(self._factor(requests, rows)))
+                surprise = over - math.log(self._factor(requests, rows))
             if not usual.count:
                 shape.sure = 1.0 if sure else _PROMPT_SURE
             usual.add(over - common)
@@ -159,9 +159,9 @@ class PassCosts:
             else:  # its neighbours use it later
                 self._factors.pop((requests, rows), None)
         elif sure:
-            surprise = _clipped(over - usual.value)
+            surprise = over - usual.value
             usual.count += 1
-            usual.value += (surprise - common) / min(usual.count, _SETTLED)
+            usual.value += (_clipped(surprise) - common) / min(usual.count, _SETTLED)
             if abs(usual.value - self._table[_VALUE, shape.place]) > _MOVED:
                 self._note(shape)
                 self._factors.clear()

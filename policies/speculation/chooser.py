@@ -17,6 +17,7 @@ from config.catalogue import CATALOGUE
 from config.strategy import PLAIN, Strategy
 from policies.calibration.costs import CostModel
 from policies.speculation.acceptance import AcceptanceModel, Expected
+from policies.speculation.check import PlainCheck
 from policies.speculation.ledger import DrafterLedger
 from policies.speculation.policy import Reason
 from policies.speculation.preparation import Preparation
@@ -85,6 +86,7 @@ class AdaptivePolicy:
         self._hold = _Hold()
         self._outcomes: list[StepOutcome] = []  # not learned from yet: so that a step costs an append
         self._wait_s = math.inf  # of decoding, until what a decision denied can be paid
+        self._check = PlainCheck(self.costs)
 
     @property
     def max_nodes(self) -> int:
@@ -129,6 +131,7 @@ class AdaptivePolicy:
 
     def record(self, outcome: StepOutcome) -> None:
         self.costs.observe(outcome)
+        self._check.saw(outcome)
         if outcome.reached is not None:
             self._preparation.drafted(outcome.strategy.drafter)
         self._evaluating = outcome.kind is StepKind.EVALUATION
@@ -311,6 +314,12 @@ class AdaptivePolicy:
                 self._stake = hold.strategy, stake_s, rate
                 return
         hold.seconds = min(2 * hold.seconds, CONFIRMED * HOLD_S) if best is hold.best else HOLD_S
+        if best is not PLAIN and not self._evaluating and self._check.due(rate * plain_s / running):
+            lost_s = plain_s - running / rate + self._catch_up_s(best.drafter)
+            if lost_s <= self._credit_s:
+                self._credit_s -= lost_s
+                hold.best, hold.reason, hold.left = best, Reason.TRIAL, 1 + self._lag
+                return
         hold.strategy = hold.best = best
         hold.reason = Reason.PLAIN_IS_FASTER if best is PLAIN else Reason.PAYS_MOST
         hold.left = int(hold.seconds / step_s)

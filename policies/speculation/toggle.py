@@ -2,9 +2,10 @@
 
 Owns the toggle's state and what it knows of acceptance; knows no device (`policies.calibration.costs`). Drafting goes
 on where it is predicted to bring more than 1 + margin times the tokens of plain decoding (eq. 3), and stays on while
-requests only leave, once drafts were timed at about its load. A rollout ends with new weights of the target; before the
-first ones, where requests come after none waited, for turns come and go within a rollout. At its end the ladder moves
-by a rung, after the same verdict in `patience` rollouts that drafted.
+requests only leave, once drafts were timed at about its load; beyond the paper, the plain price is checked now and
+then. A rollout ends with new weights of the target; before the first ones, where requests come after none waited, for
+turns come and go within a rollout. At its end the ladder moves by a rung, after the same verdict in `patience` rollouts
+that drafted.
 
 Where the paper leaves it open: every draft counts as accepted until some were verified. Verified counts keep three
 quarters of their weight in each further rollout, so that a drafter that was once too bad is tried again. Moving up
@@ -17,6 +18,7 @@ from collections.abc import Sequence
 
 from config.strategy import PLAIN, Strategy
 from policies.calibration.costs import CostModel
+from policies.speculation.check import PlainCheck
 from policies.speculation.policy import Reason
 from policies.steps import Load, StepKind, StepOutcome
 
@@ -50,6 +52,7 @@ class RooflinePolicy:
             raise ValueError("rollout.speculation.mode: roofline needs chains of one drafter in strategies")
         self._margin, self._near_ceiling, self._patience = margin, near_ceiling, patience
         self._max_running, self._costs = max_running, costs or CostModel()
+        self._check = PlainCheck(self._costs)
         self._rung = self._streak = 0  # streak: verdicts up, or down if negative
         self._acceptance = 1.0  # of a token whose predecessors were accepted, at the last change of rung
         self._drafts = self._tokens = 0.0  # verified on this rung in earlier rollouts, faded
@@ -103,7 +106,9 @@ class RooflinePolicy:
         elif running > self._max_running:
             self._on, self._reason = False, Reason.TOO_MANY
         elif self._on and self._measured:
-            return self._ladder[self._rung]
+            if not self._check.due(self._advantage or 1.0):
+                return self._ladder[self._rung]
+            self._on, self._reason = False, Reason.TRIAL  # and chosen again
         else:
             self._measured = self._draft_s(self._rung, running) is not None
             speedup = self._advantage = self._speedup(self._rung, running, load.context_tokens, self.efficiency)
@@ -116,6 +121,7 @@ class RooflinePolicy:
 
     def record(self, outcome: StepOutcome) -> None:
         self._costs.observe(outcome)
+        self._check.saw(outcome)
         if outcome.strategy != self._ladder[self._rung] or outcome.kind is StepKind.EVALUATION:
             return
         load = outcome.load

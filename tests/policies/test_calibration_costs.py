@@ -189,7 +189,8 @@ def test_more_rows_never_cost_much_less(seed: int, requests: int) -> None:
 @pytest.mark.parametrize("calibrated", [True, False])
 @pytest.mark.parametrize("slow", [1.5, 0.6, 6.0, 1 / 6])
 def test_another_speed_of_the_machine_is_one_factor_for_everything(calibrated: bool, slow: float) -> None:
-    """Found while only one load decodes, and then true of all others."""
+    """Found while only one load decodes, and then true of all others. Drafted rows alone leave open whether plain steps
+    are as slow; some of those tell."""
     machine = Machine(stalls=0.005)
     model = CostModel(machine.calibration() if calibrated else None)
     strategy = Strategy("self", 3)
@@ -202,10 +203,13 @@ def test_another_speed_of_the_machine_is_one_factor_for_everything(calibrated: b
     machine.slow = slow
     for _ in range(150):
         model.observe(machine.step(strategy, 4))
-    assert model.drift / before == pytest.approx(slow, rel=0.12)
+    assert 0.5 < math.log(model.drift / before) / math.log(slow) < 1.1
+    for _ in range(8):
+        model.observe(machine.step(PLAIN, 4))
+    assert model.drift / before == pytest.approx(slow, rel=0.3)
     for n in (1, 4, 16):
-        assert model.step_s(n, n, 100 * n) == pytest.approx(machine.pass_s(n, n), rel=0.15)
-        assert model.draft_s(strategy, n) == pytest.approx(machine.draft_s(strategy, n), rel=0.15)
+        assert model.step_s(n, n, 100 * n) == pytest.approx(machine.pass_s(n, n), rel=0.3)
+        assert model.draft_s(strategy, n) == pytest.approx(machine.draft_s(strategy, n), rel=0.2)
 
 
 def test_a_tenant_is_noticed_within_some_dozens_of_steps_and_forgotten_when_it_leaves() -> None:

@@ -12,6 +12,7 @@ from config.strategy import PLAIN, Strategy
 from policies.calibration.costs import CostModel
 from policies.calibration.document import Calibration, CalibrationKey, DraftCost, PassCost
 from policies.speculation.build import build_policy
+from policies.speculation.check import CHECK_STEPS
 from policies.speculation.policy import FixedPolicy, Reason
 from policies.speculation.toggle import RooflinePolicy
 from policies.steps import Load, StepKind
@@ -58,13 +59,12 @@ def policy_of(world: World | None = WORLD, ladder: Sequence[Strategy] = LADDER, 
     )
 
 
-def rollouts(policy: RooflinePolicy, world: World, count: int, seed: int = 0) -> list[int]:
-    """The depth at the end of each rollout that decodes one request, from eight."""
+def rollouts(policy: RooflinePolicy, world: World, count: int, seed: int = 0, *, at: int = -1) -> list[int]:
+    """The depth at the end of each rollout that decodes one request, from eight; or at another of its steps."""
     simulation, depths = Simulation(policy, seed), []
     for _ in range(count):
-        for running in (8, 4, 1):
-            done = simulation.run(world, constant(running), 20)
-        depths.append(done[-1].strategy.depth)
+        done = [step for running in (8, 4, 1) for step in simulation.run(world, constant(running), 20)]
+        depths.append(done[at].strategy.depth or done[at - 1].strategy.depth)  # one may check the plain price
     return depths
 
 
@@ -86,12 +86,19 @@ def test_once_on_it_stays_on_while_requests_only_leave() -> None:
     on = [running for running, chosen in choices.items() if chosen != PLAIN]
     assert on == list(range(max(on), 0, -1))
     assert 2 < max(on) < 40
-    # What is measured says that nothing is accepted: the next rollout is told, this one is not.
+    # What is measured says that nothing is accepted. A check of the plain price sees it, or the next rollout.
+    reasons = []
     for _ in range(200):
-        assert policy.choose(load(1)) == LADDER[0]
-        policy.record(outcome(LADDER[0], 1, 3, 0, 2e-3, draft_s=0.5e-3))
+        drafts = policy.choose(load(1)) != PLAIN
+        reasons.append(policy.reason)
+        arm, drafted = (LADDER[0], 3) if drafts else (PLAIN, 0)
+        policy.record(outcome(arm, 1, drafted, 0, WORLD.step_s(arm, 1), draft_s=WORLD.drafting_s(arm)))
+    checked = reasons.index(Reason.TRIAL)
+    assert reasons[:checked] == [Reason.PAYS_MOST] * CHECK_STEPS
+    first = reasons.index(Reason.PLAIN_IS_FASTER)
+    assert reasons[first - 1] is Reason.TRIAL
+    assert set(reasons[first:]) == {Reason.PLAIN_IS_FASTER}
     assert policy.choose(load(2)) == PLAIN
-    assert policy.choose(load(1)) == PLAIN
 
 
 def test_it_decides_anew_when_requests_come() -> None:
@@ -122,8 +129,8 @@ def test_requests_that_come_and_go_within_a_rollout_end_none() -> None:
     for rollout in range(3):
         for step in range(400):
             running = 2 - step % 2
-            assert policy.choose(Load(running, 0, 100)) == LADDER[rollout // 2]
-            arm = LADDER[rollout // 2]
+            arm = policy.choose(Load(running, 0, 100))
+            assert arm == LADDER[rollout // 2] or policy.reason is Reason.TRIAL
             policy.record(outcome(arm, running, arm.depth * running, arm.depth * running, 1.6e-3, draft_s=0.45e-3))
         policy.new_target()
 
@@ -182,10 +189,9 @@ def test_it_beats_plain_decoding_and_drafting_always() -> None:
 def test_a_drafter_that_was_bad_once_is_tried_again_some_rollouts_later() -> None:
     bad = replace(FREE, accept={"self": 0.05})
     policy = policy_of(bad)
-    depths = rollouts(policy, bad, 12)
-    assert depths[0] == 3
-    assert depths[1:4] == [0, 0, 0]
-    assert 3 in depths[4:]
+    depths = rollouts(policy, bad, 12, at=1)
+    assert depths[:2] == [3, 0]
+    assert 3 in depths[2:]
     assert sum(depth > 0 for depth in depths) <= 6, "these rollouts are short, and soon forgotten"
     assert rollouts(policy, replace(bad, accept={"self": 0.99}), 12, seed=1)[-1] > 0
 
