@@ -15,6 +15,7 @@ _IN_WORDS: Mapping[str, str] = {
     Reason.PLAIN_IS_FASTER: "plain decoding was faster",
     Reason.TOO_MANY: "more requests ran than rollout.speculation.max_running",
     Reason.NO_DRAFTER: "no drafter was at hand",
+    Reason.RESTS: "drafts had saved less than choosing them takes",
     Reason.UNMEASURED: "what steps cost or drafts bring was not known yet",
 }
 SHOWN_SHARE = 0.05  # of the steps: a smaller share does not explain "why was it off"

@@ -17,6 +17,7 @@ class Reason(StrEnum):
     PLAIN_IS_FASTER = "plain is faster"
     TOO_MANY = "more requests than max_running"
     NO_DRAFTER = "no drafter"  # no drafter that strategies name is available, or all failed
+    RESTS = "rests"  # drafts saved less than choosing takes (policies.speculation.rest)
     UNMEASURED = "unmeasured"  # a step's cost is not known yet, or a draft that could win cannot be paid for yet
     FIXED = "fixed"
 

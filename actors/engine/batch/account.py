@@ -100,8 +100,13 @@ class StepAccount:
             return None if policy is None else policy.plain_s(Load(running, 0, context_tokens))
 
         if self._meter.engine_steps:  # else no window shows it: with the next one
+            rest = None if self._meter.evaluation else self._speculator.rest
             for strategy, seconds in self._savings.settle(price).items():
                 self._meter.count_correction(strategy, seconds)
+                if rest is not None:
+                    rest.corrected(seconds)
+            if rest is not None:
+                rest.ended()
 
     def count(
         self,
@@ -128,6 +133,7 @@ class StepAccount:
         self._fresh_weights = False
         ended = self._cut_between(plan, occupancy, now_s)
         evaluation = self._evaluation
+        rest = None if evaluation else speculator.rest
         expected_s: float | None = None
         reason: Reason | None = None
         accepted, stood = settled.accepted_tokens, settled.accepted  # of drafts
@@ -137,6 +143,14 @@ class StepAccount:
                 policy, plan, strategy, load, drafts, settled, checked, elapsed_s, captured=captured
             )
             accepted = 0 if stood is None else int(stood.sum())
+        elif policy is not None and decoding and speculator.rests:
+            reason = Reason.RESTS
+            self._turn += 1
+            if not self._turn % SAMPLED:  # so that the price of plain steps is known after the rest
+                kind = _kind(evaluation, typical, False)
+                policy.record(_without_drafts(kind, load, plan.prefill_tokens, elapsed_s))
+            if rest is not None:
+                rest.decoded(elapsed_s, 0.0, 0.0)
         elif policy is not None and decoding:
             by_request = _NOTHING  # A plain step of a small model takes 100 us: nothing is built for it in vain.
             if drafts is not None or speculator.room is not None:
@@ -163,8 +177,12 @@ class StepAccount:
             else:
                 self._savings.passed(load)
             policy.record(outcome)
+            if rest is not None:
+                chose_s = speculator.chose_s + self._timer() - self._start_s - elapsed_s
+                rest.decoded(elapsed_s, saved_s, chose_s)
         elif policy is not None and plan.prefill_tokens:  # its time shows the cost of many rows
-            policy.record(_costs_alone(evaluation, strategy, load, plan.prefill_tokens, elapsed_s))
+            kind = _kind(evaluation, False, False)
+            policy.record(_without_drafts(kind, load, plan.prefill_tokens, elapsed_s))
         timed_s = elapsed_s if typical else 0.0
         if typical and emitted:  # what early text will be compared with
             bits, token_s = decoding.bit_length(), elapsed_s * decoding / emitted
@@ -221,7 +239,7 @@ class StepAccount:
         # A capture's seconds show no row's cost, which policies learn from steps with rows beside decoding.
         beside = 0 if captured else plan.prefill_tokens + checked.drafted
         target_s = elapsed_s - speculator.draft_s  # a drafter that offered nothing took time all the same
-        outcome = _costs_alone(self._evaluation, PLAIN, load, beside, target_s)
+        outcome = _without_drafts(_kind(self._evaluation, False, False), load, beside, target_s)
         rest = rest_of(plan, checked)
         if drafts is not None and rest is not None and settled.accepted is not None:
             stood = settled.accepted[unchecked(plan, checked)[plan.samples]]
@@ -275,11 +293,11 @@ def _kind(evaluation: bool, typical: bool, caught_up: bool) -> StepKind:
     return StepKind.CAUGHT_UP if caught_up else StepKind.USUAL
 
 
-def _costs_alone(evaluation: bool, strategy: Strategy, load: Load, prompt_tokens: int, elapsed_s: float) -> StepOutcome:
-    """The outcome of a step whose time shows the cost of its rows, and nothing about a strategy."""
+def _without_drafts(kind: StepKind, load: Load, prompt_tokens: int, elapsed_s: float) -> StepOutcome:
+    """The outcome of a step that says what its rows cost, and nothing about a drafter."""
     return StepOutcome(
-        kind=_kind(evaluation, False, False),
-        strategy=strategy,
+        kind=kind,
+        strategy=PLAIN,
         load=load,
         prompt_tokens=prompt_tokens,
         drafted=0,

@@ -42,6 +42,7 @@ from models import weights
 from models.manifest import WeightsManifest
 from policies.speculation.budget import DraftBudget
 from policies.speculation.policy import StrategyPolicy
+from policies.speculation.rest import Rest, may_rest
 from policies.steps import NO_REQUESTS, Load
 
 _log = logging.getLogger(__name__)
@@ -116,6 +117,7 @@ class Speculator:
         # Token count and prompts of the requests in those slots.
         self._counted, self._context_tokens, self._prompt_ids = self._requests.slots, 0, NO_REQUESTS
         self._budget, self._load = Budgeting(table, budget), Load(0, 0, 0)
+        self.chose_s = 0.0  # of the last step
         self.room: Int64Array | None = None  # draft limits of the last step's decoding requests, under a budget
         self.use(policy)
         for name, drafter in drafters.items():
@@ -125,8 +127,13 @@ class Speculator:
                 drafter.attach(target)
 
     def use(self, policy: StrategyPolicy | None) -> None:
-        self.policy = policy
+        self.policy, self.rest = policy, Rest() if may_rest(policy) else None
         self._max_nodes = 0 if policy is None else policy.max_nodes
+
+    @property
+    def rests(self) -> bool:
+        """Whether the policy is not asked, nor told of steps."""
+        return self.rest is not None and self.rest.on
 
     # Notifications of drafters. They cost nothing without drafters.
 
@@ -320,9 +327,12 @@ class Speculator:
 
     def choose(self, load: Load) -> Strategy:
         """Return the strategy of a step with that load."""
-        if self.policy is None or not load.running:
+        self.chose_s = 0.0
+        if self.policy is None or not load.running or self.rests:
             return PLAIN
+        start_s = 0.0 if self.rest is None else self._timer()
         strategy = self.policy.choose(load)
+        self.chose_s = 0.0 if self.rest is None else self._timer() - start_s
         if strategy.depth and strategy.drafter not in self._drafters:
             self.policy.unavailable(strategy.drafter)
             return PLAIN

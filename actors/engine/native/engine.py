@@ -226,6 +226,7 @@ class NativeEngine(BatchEngine):
 
     def _accept(self, ticket: Ticket) -> None:
         if self._recording is not None and not ticket.request.evaluation:
+            self._recording.resting = self._speculator.rests
             self._recording.submitted(ticket.limit)
         super()._accept(ticket)
 
@@ -418,7 +419,8 @@ class NativeEngine(BatchEngine):
     ) -> Settled:
         """Enter what was computed and drawn into the table; end and report requests. `checked`: the drafts that are
         early text."""
-        keeping = self._hidden is not None or self._recording is not None
+        hidden = None if self._speculator.rests else self._hidden
+        keeping = hidden is not None or (self._recording is not None and self._recording.at_work)
         first = self._table.computed[plan.slots] if keeping else None
         settled = self._steps.settle(
             plan, draws.tokens, draws.logprobs, draws.logprobs_t1, drafts, self._progress_every_tokens
@@ -441,8 +443,8 @@ class NativeEngine(BatchEngine):
                 offsets=draws.offsets.copy(),
                 path=settled.path,
             )
-            if self._hidden is not None:
-                self._hidden.add(step)
+            if hidden is not None:
+                hidden.add(step)
             if self._recording is not None:
                 self._tell(self._recording.add(step))
         self._scheduler.computed()
