@@ -80,10 +80,6 @@ class Contender:
         return build_drafters(self.options, target.model, engine)
 
 
-class EnoughError(Exception):
-    """The time of a fit is over."""
-
-
 def fixed(name: str, strategy: str, *, warm: bool = False, sections: Mapping[str, Any] | None = None) -> Contender:
     values = {"mode": "fixed", "strategies": [strategy], **(sections or {})}
     return Contender(name, SpeculationOptions.model_validate(values), warm)

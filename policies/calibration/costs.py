@@ -14,7 +14,7 @@ from config.strategy import Strategy
 from policies.calibration.document import Calibration, CalibrationKey, DraftCost
 from policies.calibration.drafts import DraftCosts
 from policies.calibration.drift import Drift
-from policies.calibration.passes import CLIP, PassCosts
+from policies.calibration.passes import PassCosts, clipped
 from policies.calibration.roofline import PROCESSOR, FreeRows
 from policies.calibration.typical import Typical
 from policies.steps import StepOutcome
@@ -160,7 +160,7 @@ class CostModel:
         if surprise:
             drift = self._drift
             drift.add(surprise, rows > requests)
-            surprise = min(max(surprise, -CLIP), CLIP)
+            surprise = clipped(surprise)
             self._common += (surprise - common) * _COMMON_GAIN
             self._factor, self._factor_wide = math.exp(drift.of(False)), math.exp(drift.of(True))
         strategy, draft_s = step.strategy, step.draft_s / self._factor_wide

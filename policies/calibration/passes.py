@@ -161,7 +161,7 @@ class PassCosts:
         elif sure:
             surprise = over - usual.value
             usual.count += 1
-            usual.value += (_clipped(surprise) - common) / min(usual.count, _SETTLED)
+            usual.value += (clipped(surprise) - common) / min(usual.count, _SETTLED)
             if abs(usual.value - self._table[_VALUE, shape.place]) > _MOVED:
                 self._note(shape)
                 self._factors.clear()
@@ -247,5 +247,5 @@ def _key(requests: int, rows: int) -> tuple[int, int]:
     return by_rows, requests if requests <= 4 else 4 + round(2 * math.log2(requests / 4))
 
 
-def _clipped(logarithm: float) -> float:
+def clipped(logarithm: float) -> float:
     return min(max(logarithm, -CLIP), CLIP)
