@@ -31,9 +31,9 @@ from actors.placement_plan import Bundle, BundleGroup, PlacementError, Plan, Slo
 from config.tree import Config
 
 _NODE_ID = "ray.io/node-id"  # Ray's own label of every node
-_SLICE_S = 1.0  # longest wait before a stop request is checked
+_SLICE_S = 1  # longest wait before a stop request is checked; Ray takes whole seconds only
 _FIRST_WORD_S, _NEXT_WORD_S = 5.0, 60.0  # of waiting, before the first report, between reports
-_RESERVING_S = 2  # longest wait for a group to be reserved before it is removed; Ray takes whole seconds only
+_RESERVING_S = 2  # longest wait for a group to be reserved before it is removed; whole seconds, too
 _FEW = 16  # groups that are queried singly; one query for all costs as much as a few more
 _log = logging.getLogger(__name__)
 
@@ -363,7 +363,7 @@ def reserve(
     placement = Placement(plan, groups, timeout_s)
     try:
         for wanted, group in zip(plan.groups, groups, strict=True):
-            while not group.wait(min(_SLICE_S, max(start_s + timeout_s - time.monotonic(), 0.0))):
+            while not group.wait(_SLICE_S):
                 context.check()
                 now_s = time.monotonic()
                 if now_s >= start_s + timeout_s:

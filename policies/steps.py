@@ -50,6 +50,7 @@ class StepOutcome:
     stood: Int64Array | None = None  # accepted depth of the draft, at most `reached`
     # [S] if a budget divided the drafts, even without drafts: each request's allowance.
     room: Int64Array | None = None
+    alike: int = 1  # steps that this one stands for, itself among them
 
     @property
     def rows(self) -> int:

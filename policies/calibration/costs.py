@@ -35,7 +35,7 @@ class CostModel:
         self.free_rows = free.rows  # of such a device, whatever was measured since
         self._switches: dict[str, Typical] = {}
         self._late: dict[str, tuple[Strategy, int, float]] = {}  # by drafter: a late draft seen before its usual ones
-        self._drift = Drift(calibration is not None)
+        self._drift = Drift(calibration is not None and bool(calibration.passes))
         self._factor = self._factor_wide = 1.0  # of plain steps; of passes with drafted rows, and of drafting
         self._common = 0.0  # common part of recent surprises, a logarithm
         self._steps: list[StepOutcome] = []  # not learned from yet

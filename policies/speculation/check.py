@@ -25,7 +25,12 @@ class PlainCheck:
             self._steps = 0
 
     def due(self, lead: float) -> bool:
-        """Whether to decode plainly once. `lead` >= 1: the chosen drafts' tokens per second over plain decoding's."""
+        """Whether to decode plainly once. `lead` >= 1: the chosen drafts' tokens per second over plain decoding's.
+
+        True counts as a check: prompts in its step may hide the price, and the next check waits all the same."""
         if self._steps < CHECK_STEPS:
             return False
-        return self._costs.doubt > min(max(math.log(lead) / CLOSE, LEAST_DOUBT), MOST_DOUBT)
+        if self._costs.doubt <= min(max(math.log(lead) / CLOSE, LEAST_DOUBT), MOST_DOUBT):
+            return False
+        self._steps = 0
+        return True

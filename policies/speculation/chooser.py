@@ -182,18 +182,19 @@ class AdaptivePolicy:
         drafted: dict[Strategy, list[StepOutcome]] = {}
         plainly = 0
         for outcome in outcomes:
-            usual = outcome.kind is StepKind.USUAL
+            usual, took_s = outcome.kind is StepKind.USUAL, outcome.elapsed_s * outcome.alike
             if usual:
-                earned_s = self._exploration * outcome.elapsed_s
+                earned_s = self._exploration * took_s
                 self._credit_s = min(self._credit_s + earned_s, max(MOST_S, self._credit_s))
             if outcome.load.running:
-                decoded_s += outcome.elapsed_s
-                self._preparation.decoded(outcome.elapsed_s)
+                decoded_s += took_s
+                self._preparation.decoded(took_s)
             if outcome.strategy.depth and (usual or outcome.reached is not None):
                 drafted.setdefault(outcome.strategy, []).append(outcome)
             else:
-                plainly += 1
-        self._ledger.decoded(len(outcomes), decoded_s, {strategy.drafter for strategy in drafted})
+                plainly += outcome.alike
+        steps = sum(outcome.alike for outcome in outcomes)
+        self._ledger.decoded(steps, decoded_s, {strategy.drafter for strategy in drafted})
         tried = None
         if self._stake is not None:
             tried = self._stake[0]
@@ -313,13 +314,14 @@ class AdaptivePolicy:
                 self._credit_s -= stake_s
                 self._stake = hold.strategy, stake_s, rate
                 return
-        hold.seconds = min(2 * hold.seconds, CONFIRMED * HOLD_S) if best is hold.best else HOLD_S
-        if best is not PLAIN and not self._evaluating and self._check.due(rate * plain_s / running):
+        if best is not PLAIN and not self._evaluating:
             lost_s = plain_s - running / rate + self._catch_up_s(best.drafter)
-            if lost_s <= self._credit_s:
+            if lost_s <= self._credit_s and self._check.due(rate * plain_s / running):
                 self._credit_s -= lost_s
-                hold.best, hold.reason, hold.left = best, Reason.TRIAL, 1 + self._lag
+                # With a lag the step before the next strategy is not usual: it takes two of them to see one.
+                hold.best, hold.reason, hold.left = best, Reason.TRIAL, 1 + 2 * self._lag
                 return
+        hold.seconds = min(2 * hold.seconds, CONFIRMED * HOLD_S) if best is hold.best else HOLD_S
         hold.strategy = hold.best = best
         hold.reason = Reason.PLAIN_IS_FASTER if best is PLAIN else Reason.PAYS_MOST
         hold.left = int(hold.seconds / step_s)

@@ -49,4 +49,4 @@ def test_rollouts_rest_where_choosing_costs_more_than_drafts_save(tmp_path: Path
         recorded.append(any(isinstance(event, Recorded) and event.records for event in events))
         assert_same(rollouts(events), run(engine(model), requests))
     assert rested == [False, True, False, True]
-    assert recorded == [True, False, True, False]
+    assert all(recorded), "what trains a drafter goes on: it may be what makes drafts pay"

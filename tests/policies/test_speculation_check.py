@@ -1,7 +1,5 @@
 """Plain prices that a calibration has wrong: found by plain steps now and then, which cost next to nothing."""
 
-from dataclasses import replace
-
 import pytest
 
 from config.strategy import PLAIN, Strategy
@@ -9,7 +7,7 @@ from policies.calibration.costs import CostModel
 from policies.calibration.document import Calibration
 from policies.speculation.check import CHECK_STEPS, PlainCheck
 from policies.speculation.chooser import AdaptivePolicy
-from policies.speculation.policy import StrategyPolicy
+from policies.speculation.policy import Reason, StrategyPolicy
 from policies.speculation.toggle import RooflinePolicy
 from policies.steps import StepKind
 from tests.policies.loads import load, outcome
@@ -75,8 +73,48 @@ def test_a_check_waits_for_doubt_and_for_steps() -> None:
     assert not check.due(1.1)
     check.saw(drafted)
     assert check.due(1.1)
+    assert not check.due(1.1), "the step may show nothing, as beside prompts: the next check waits all the same"
+    for _ in range(CHECK_STEPS):
+        check.saw(drafted)
     assert check.due(100.0), "beyond some doubt what is saved is not known either"
-    check.saw(replace(outcome(PLAIN, RUNNING, 0, 0, 1e-3), kind=StepKind.DISTURBED))
-    assert check.due(1.1), "prompts were in that step"
+    for _ in range(CHECK_STEPS - 1):
+        check.saw(drafted)
     check.saw(outcome(PLAIN, RUNNING, 0, 0, 1e-3))
-    assert not check.due(1.1)
+    check.saw(drafted)
+    assert not check.due(1.1), "a plain step of any reason is one"
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_a_check_is_seen_with_a_lag_too(lag: int) -> None:
+    """On vLLM the next strategy is chosen while a step runs; where it differs, the step's time is not usual."""
+    policy = AdaptivePolicy([ARM], costs=CostModel(wrong(LOSES, 2.0)), max_running=64, exploration=0.01, lag=lag)
+    chosen = [policy.choose(load(RUNNING))]
+    for _ in range(1500):
+        chosen.append(policy.choose(load(RUNNING)))
+        now, after = chosen[-1 - lag], chosen[-1]
+        usual = not lag or now is after
+        depth = now.depth
+        policy.record(
+            outcome(
+                now,
+                RUNNING,
+                RUNNING * depth,
+                round(2.2 * RUNNING) if depth else 0,
+                LOSES.step_s(now, RUNNING),
+                kind=StepKind.USUAL if usual else StepKind.DISTURBED,
+                draft_s=LOSES.drafting_s(now),
+            )
+        )
+    assert chosen[-400:].count(PLAIN) > 380
+    assert policy.plain_s(load(RUNNING)) == pytest.approx(LOSES.step_s(PLAIN, RUNNING), rel=0.25)
+
+
+@pytest.mark.parametrize("name", ["adaptive", "roofline"])
+def test_evaluations_check_nothing(name: str) -> None:
+    policy = policy_of(name, WINS.calibration([ARM]))
+    simulation = Simulation(policy)
+    rollouts(simulation, WINS, 3)
+    simulation.run(WINS, constant(RUNNING), 1, evaluation=True)
+    for _ in range(400):
+        simulation.run(WINS, constant(RUNNING), 1, evaluation=True)
+        assert policy.reason is not Reason.TRIAL

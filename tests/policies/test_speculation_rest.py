@@ -50,13 +50,15 @@ def test_corrections_count_and_short_rollouts_are_judged_together() -> None:
         rest.corrected(-1.5e-3)
         rollout(rest, saved_s=2e-3, chose_s=1e-3, steps=ENOUGH_STEPS // 4)
         assert rest.on == (step == 3)
-    rest.ended()
-    assert rest.on, "an end without a step is none"
+    rollout(rest, 0.0, 0.0, steps=ENOUGH_STEPS - 1)
+    assert rest.on, "a few steps are no rollout"
+    rest.wake()
+    assert not rest.on
 
 
-def test_a_fixed_strategy_never_rests() -> None:
+def test_a_fixed_strategy_and_algorithm_1_never_rest() -> None:
     arms = default_arms(("suffix",))
     assert may_rest(AdaptivePolicy(arms, max_running=8, exploration=0.01))
-    assert may_rest(BegMabPolicy(arms, thresholds=None, epsilon=0.1, window=8, max_running=8, seed=0))
+    assert not may_rest(BegMabPolicy(arms, thresholds=None, epsilon=0.1, window=8, max_running=8, seed=0))
     assert not may_rest(FixedPolicy(arms[0]))
     assert not may_rest(None)

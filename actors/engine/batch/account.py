@@ -131,9 +131,9 @@ class StepAccount:
         elapsed_s = self._timer() - self._start_s
         typical = undisturbed and checked is None and not (captured or plan.prefill_tokens or self._fresh_weights)
         self._fresh_weights = False
+        rests = speculator.rests  # when the strategy was chosen
         ended = self._cut_between(plan, occupancy, now_s)
         evaluation = self._evaluation
-        rest = None if evaluation else speculator.rest
         expected_s: float | None = None
         reason: Reason | None = None
         accepted, stood = settled.accepted_tokens, settled.accepted  # of drafts
@@ -143,14 +143,13 @@ class StepAccount:
                 policy, plan, strategy, load, drafts, settled, checked, elapsed_s, captured=captured
             )
             accepted = 0 if stood is None else int(stood.sum())
-        elif policy is not None and decoding and speculator.rests:
+        elif policy is not None and decoding and rests:
             reason = Reason.RESTS
             self._turn += 1
             if not self._turn % SAMPLED:  # so that the price of plain steps is known after the rest
                 kind = _kind(evaluation, typical, False)
-                policy.record(_without_drafts(kind, load, plan.prefill_tokens, elapsed_s))
-            if rest is not None:
-                rest.decoded(elapsed_s, 0.0, 0.0)
+                policy.record(_without_drafts(kind, load, plan.prefill_tokens, elapsed_s, alike=SAMPLED))
+            self._judge(reason, elapsed_s, 0.0, 0.0)
         elif policy is not None and decoding:
             by_request = _NOTHING  # A plain step of a small model takes 100 us: nothing is built for it in vain.
             if drafts is not None or speculator.room is not None:
@@ -177,9 +176,12 @@ class StepAccount:
             else:
                 self._savings.passed(load)
             policy.record(outcome)
-            if rest is not None:
-                chose_s = speculator.chose_s + self._timer() - self._start_s - elapsed_s
-                rest.decoded(elapsed_s, saved_s, chose_s)
+            if speculator.rest is not None:
+                chose_s = speculator.chose_s
+                # A usual step's own seconds have those of choosing: what drafts saved is what is left beside them.
+                apart_s = chose_s if strategy.depth and typical else 0.0
+                chose_s += self._timer() - self._start_s - elapsed_s
+                self._judge(reason, elapsed_s, saved_s + apart_s, chose_s)
         elif policy is not None and plan.prefill_tokens:  # its time shows the cost of many rows
             kind = _kind(evaluation, False, False)
             policy.record(_without_drafts(kind, load, plan.prefill_tokens, elapsed_s))
@@ -216,6 +218,12 @@ class StepAccount:
             )
             self._steps.append(record)
         return ended
+
+    def _judge(self, reason: Reason, elapsed_s: float, saved_s: float, chose_s: float) -> None:
+        """Tell `Rest` of a step of a training rollout in which something could be chosen."""
+        rest = self._speculator.rest
+        if rest is not None and not self._evaluation and reason not in (Reason.TOO_MANY, Reason.NO_DRAFTER):
+            rest.decoded(elapsed_s, saved_s, chose_s)
 
     def _checked(
         self,
@@ -293,7 +301,7 @@ def _kind(evaluation: bool, typical: bool, caught_up: bool) -> StepKind:
     return StepKind.CAUGHT_UP if caught_up else StepKind.USUAL
 
 
-def _without_drafts(kind: StepKind, load: Load, prompt_tokens: int, elapsed_s: float) -> StepOutcome:
+def _without_drafts(kind: StepKind, load: Load, prompt_tokens: int, elapsed_s: float, *, alike: int = 1) -> StepOutcome:
     """The outcome of a step that says what its rows cost, and nothing about a drafter."""
     return StepOutcome(
         kind=kind,
@@ -304,6 +312,7 @@ def _without_drafts(kind: StepKind, load: Load, prompt_tokens: int, elapsed_s: f
         accepted=0,
         elapsed_s=elapsed_s,
         draft_s=0.0,
+        alike=alike,
     )
 
 

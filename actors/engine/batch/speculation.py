@@ -132,7 +132,7 @@ class Speculator:
 
     @property
     def rests(self) -> bool:
-        """Whether the policy is not asked, nor told of steps."""
+        """Whether the policy is not asked, and told of a sample of the steps."""
         return self.rest is not None and self.rest.on
 
     # Notifications of drafters. They cost nothing without drafters.
@@ -193,6 +193,8 @@ class Speculator:
                 for slot in self._slots:
                     self._begin(failed, slot)
                 self._drafters[name] = self._failed.pop(name)
+                if self.rest is not None:
+                    self.rest.wake()
         except (ValueError, weights.WeightsCorruptError) as error:
             return str(error)
         except Exception as error:  # its state is undefined now

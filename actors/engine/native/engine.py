@@ -226,7 +226,6 @@ class NativeEngine(BatchEngine):
 
     def _accept(self, ticket: Ticket) -> None:
         if self._recording is not None and not ticket.request.evaluation:
-            self._recording.resting = self._speculator.rests
             self._recording.submitted(ticket.limit)
         super()._accept(ticket)
 

@@ -4,7 +4,7 @@
 const DRAFTER_COLORS = { plain: "--faint", ngram: "--gold", suffix: "--teal", eagle: "--violet" };
 const REASON_COLORS = {
   "pays most": "--teal", trial: "--gold", fixed: "--blue", "plain is faster": "--faint",
-  "more requests than max_running": "--orange", "no drafter": "--red", unmeasured: "--violet",
+  "more requests than max_running": "--orange", "no drafter": "--red", rests: "--blue", unmeasured: "--violet",
 };
 const drafterColor = (name) => css(DRAFTER_COLORS[name] || "--pink");
 

@@ -85,7 +85,6 @@ class SequenceRecorder:
         self._width, self._dtype = empty.shape[1], empty.dtype
         self._row_bytes = self._width * empty.element_size() + 4  # with its token
         self.on = True  # else no further request is recorded
-        self.resting = False  # nor while speculation rests
         self._share = Share(max_bytes // self._row_bytes)
         self._owner = np.full(len(table.length), NOBODY, np.int64)  # by slot
         self._recorded = 0  # slots with an owner
@@ -117,7 +116,7 @@ class SequenceRecorder:
 
     def _begin(self, slot: int, prompt: PromptEntry | None) -> None:
         table = self._table
-        if not self.on or self.resting or table.evaluation[slot]:
+        if not self.on or table.evaluation[slot]:
             return  # evaluations are no training data
         writer = prompt is not None and not prompt.ready and prompt.writer == table.request_id[slot]
         draw = request_draw(int(table.noise_key[slot]))
@@ -167,7 +166,7 @@ class SequenceRecorder:
         if owner != NOBODY and self._sequences[owner].own is not None:
             self._close(owner, length)
         else:
-            self._skipped += self.on and not self.resting
+            self._skipped += self.on
 
     def _close(self, owner: int, length: int) -> None:
         sequence, table = self._sequences[owner], self._table
