@@ -193,8 +193,8 @@ class AdaptivePolicy:
                 drafted.setdefault(outcome.strategy, []).append(outcome)
             else:
                 plainly += outcome.alike
-        steps = sum(outcome.alike for outcome in outcomes)
-        self._ledger.decoded(steps, decoded_s, {strategy.drafter for strategy in drafted})
+        together = sum(outcome.alike for outcome in outcomes)
+        self._ledger.decoded(together, decoded_s, {strategy.drafter for strategy in drafted})
         tried = None
         if self._stake is not None:
             tried = self._stake[0]

@@ -50,10 +50,10 @@ def test_corrections_count_and_short_rollouts_are_judged_together() -> None:
         rest.corrected(-1.5e-3)
         rollout(rest, saved_s=2e-3, chose_s=1e-3, steps=ENOUGH_STEPS // 4)
         assert rest.on == (step == 3)
-    rollout(rest, 0.0, 0.0, steps=ENOUGH_STEPS - 1)
-    assert rest.on, "a few steps are no rollout"
+    rollout(rest, 0.0, 0.0, steps=ENOUGH_STEPS - 1)  # a few steps are no rollout
+    found = [rest.on]
     rest.wake()
-    assert not rest.on
+    assert [*found, rest.on] == [True, False]
 
 
 def test_a_fixed_strategy_and_algorithm_1_never_rest() -> None:

@@ -4,6 +4,7 @@ its strategy; the only clock is the given one."""
 from collections.abc import Callable
 from dataclasses import replace
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +22,7 @@ from policies.speculation.policy import Reason, StrategyPolicy
 from policies.speculation.savings import Savings
 from policies.steps import NO_REQUESTS, Load, StepKind, StepOutcome
 
-_NOTHING: dict[str, NDArray[np.int64]] = {}
+_NOTHING: dict[str, Any] = {}
 LIKE = 8  # steps of a number of requests over which what a token takes is averaged
 SAMPLED = 8  # of so many plain steps one is compared with its prediction: they are short, and telemetry is a sample
 
@@ -323,7 +324,7 @@ def _by_request(
     settled: Settled,
     room: NDArray[np.int64] | None,
     decoding: NDArray[np.int64],
-) -> dict[str, NDArray[np.int64]]:
+) -> dict[str, Any]:
     """Return the per-request arrays of a StepOutcome; nothing if nothing was drafted and there was no budget.
 
     `room`: draft limits of `decoding`, the slots that the strategy was chosen for. On vLLM the step may have others: a
