@@ -16,9 +16,11 @@ class PlainCheck:
     def __init__(self, costs: CostModel) -> None:
         self._costs = costs
         self._steps = 0  # with drafts, since a plain one
+        self._evaluating = False  # evaluations try nothing
 
     def saw(self, outcome: StepOutcome) -> None:
         """Take a step of any kind."""
+        self._evaluating = outcome.kind is StepKind.EVALUATION
         if outcome.strategy.depth:
             self._steps += 1
         elif outcome.kind is StepKind.USUAL:
@@ -28,7 +30,7 @@ class PlainCheck:
         """Whether to decode plainly once. `lead` >= 1: the chosen drafts' tokens per second over plain decoding's.
 
         True counts as a check: prompts in its step may hide the price, and the next check waits all the same."""
-        if self._steps < CHECK_STEPS:
+        if self._evaluating or self._steps < CHECK_STEPS:
             return False
         if self._costs.doubt <= min(max(math.log(lead) / CLOSE, LEAST_DOUBT), MOST_DOUBT):
             return False

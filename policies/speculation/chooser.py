@@ -314,7 +314,7 @@ class AdaptivePolicy:
                 self._credit_s -= stake_s
                 self._stake = hold.strategy, stake_s, rate
                 return
-        if best is not PLAIN and not self._evaluating:
+        if best is not PLAIN:
             lost_s = plain_s - running / rate + self._catch_up_s(best.drafter)
             if lost_s <= self._credit_s and self._check.due(rate * plain_s / running):
                 self._credit_s -= lost_s

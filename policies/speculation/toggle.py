@@ -60,7 +60,7 @@ class RooflinePolicy:
         self._loads = self._running_sum = self._context_sum = 0  # over its steps that drafted
         self._running = self._waiting = 0  # of the last step
         self._left = False  # requests have ended since the rollout began
-        self._on = self._failed = self._evaluating = False
+        self._on = self._failed = False
         self._by_weights = False  # new weights have come: they end rollouts
         self._measured = False  # what drafts of the rung cost at about this load, when the choice was made
         self._calibrated: bool | None = None  # drafts were timed before the first choice; None: nobody asked yet
@@ -106,7 +106,7 @@ class RooflinePolicy:
         elif running > self._max_running:
             self._on, self._reason = False, Reason.TOO_MANY
         elif self._on and self._measured:
-            if self._evaluating or not self._check.due(self._advantage or 1.0):
+            if not self._check.due(self._advantage or 1.0):
                 return self._ladder[self._rung]
             self._on, self._reason = False, Reason.TRIAL  # and chosen again
         else:
@@ -122,8 +122,7 @@ class RooflinePolicy:
     def record(self, outcome: StepOutcome) -> None:
         self._costs.observe(outcome)
         self._check.saw(outcome)
-        self._evaluating = outcome.kind is StepKind.EVALUATION
-        if outcome.strategy != self._ladder[self._rung] or self._evaluating:
+        if outcome.strategy != self._ladder[self._rung] or outcome.kind is StepKind.EVALUATION:
             return
         load = outcome.load
         if outcome.is_usual:

@@ -179,7 +179,7 @@ class SequenceRecorder:
 
     def add(self, step: ComputedStep) -> Recorded | None:
         """Add a step's rows; return the sequences that a chunk completed."""
-        if not self._recorded:
+        if not self.at_work:
             return None
         start_s = perf_counter()
         self._steps.append((step, self._owner[step.slots]))
