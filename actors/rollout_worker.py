@@ -234,6 +234,12 @@ class RolloutWorker:
         return self._spot.published(version)
 
     @ray.method
+    async def start_trainer(self) -> None:
+        """Start the drafter trainer of this worker, which then trains as the coordinator says. Does not wait for it."""
+        if self._spot is not None:
+            self._spot.start_trainer()
+
+    @ray.method
     async def stop_training(self) -> None:
         """Return once no drafter trainer of this worker uses its device. None starts until the weights change."""
         if self._spot is not None:

@@ -89,7 +89,8 @@ DrafterEvent = TrainingEvent | DrafterFailed | DrafterLoaded  # all events about
 class SpotHost:
     """Lives on the event loop of its RolloutWorker; every method but the constructor's callbacks runs there.
 
-    It reports IDLE to the coordinator only while it has a trainer, since it could not train without one.
+    It has a trainer from `start_trainer` on, and reports IDLE to the coordinator only while it has one, since it could
+    not train without.
     """
 
     def __init__(
@@ -124,6 +125,7 @@ class SpotHost:
         self._published: dict[int, tuple[WeightsManifest, NDArray[np.uint8]]] = {}  # the last ones, by version
         self._trainer: SpotTrainer | None = None
         self._newest: SpotTrainer | None = None  # last started; set by the starting thread
+        self._starts = False  # `start_trainer` was called
         self._reader: threading.Thread | None = None
         self._failures = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -135,9 +137,14 @@ class SpotHost:
             keys=plan.keys,
             on_command=lambda command: self._post(self._obey, command),
         )
-        self._task(self._start_trainer())
 
     # Calls of the worker.
+
+    def start_trainer(self) -> None:
+        """Start the trainer, which takes seconds of a core. Idempotent; one that fails later is started again."""
+        if not self._starts:
+            self._starts = True
+            self._task(self._start())
 
     def use_buffer(self, buffer: Any) -> None:
         """Set the data buffer that receives and supplies sequences."""
@@ -330,7 +337,7 @@ class SpotHost:
         self._emit(TrainFailed(reason))
         self._failures += 1
         if self._failures <= len(_RETRY_S):
-            self._task(self._start_trainer(_RETRY_S[self._failures - 1]))
+            self._task(self._start(_RETRY_S[self._failures - 1]))
 
     async def _feed(self, trainer: SpotTrainer, session: int, tokens: int) -> None:
         """Send sequences until the trainer has some or the session ends."""
@@ -348,7 +355,7 @@ class SpotHost:
                 return
             await asyncio.sleep(0.1)
 
-    async def _start_trainer(self, delay_s: float = 0.0) -> None:
+    async def _start(self, delay_s: float = 0.0) -> None:
         await asyncio.sleep(delay_s)
         try:
             trainer = await asyncio.to_thread(self._spawn)

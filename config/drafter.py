@@ -83,7 +83,8 @@ class DrafterOptions(BaseModel, frozen=True, extra="forbid"):
         float, Field(ge=0, le=1, description="train when acceptance fell by this share of its best; 0: always")
     ] = 0.0
     while_it_pays: Annotated[
-        bool, Field(description="stop while gains are below costs; not with every_steps or drift")
+        bool,
+        Field(description="begin once tails last 2 s, stop while gains are below costs; not with every_steps or drift"),
     ] = True
     checkpoint_every: Annotated[int, Field(ge=1, description="micro-steps between checkpoints")] = 50
     checkpoint_keep: Annotated[int, Field(ge=1, description="number that is kept")] = 2

@@ -34,6 +34,7 @@ class DrafterMessages:
         self._seats, self._loop, self._stall_timeout_s = seats, loop, stall_timeout_s
         self._directory: str | None = None  # loaded by an engine that starts ...
         self._records = True  # engines record, as they start
+        self._trains = False  # workers have trainers
         self._weights: dict[str, Weights] = {}  # ... with the weights of its drafters, by name
         self._sent: dict[Seat, list[ray.ObjectRef[Any]]] = {}
         self._updates: list[tuple[Seat, ray.ObjectRef[Any]]] = []  # weights not answered yet
@@ -78,8 +79,21 @@ class DrafterMessages:
             with suppress(RayError):
                 self._sent[seat].append(seat.tell(RecordStates(self._records)))
 
+    def start_trainers(self) -> None:
+        """Have all workers, also those that start later, start a drafter trainer. Idempotent. Never waits."""
+        if not self._trains:
+            self._trains = True
+            for seat in self._up():
+                self._start_trainer(seat)
+
+    def _start_trainer(self, seat: Seat) -> None:
+        with suppress(RayError):
+            self._sent.setdefault(seat, []).append(cast(Any, seat.handle).start_trainer.remote())
+
     def started(self, seat: Seat) -> None:
         """Send the state and weights to a worker whose engine has come up."""
+        if self._trains:
+            self._start_trainer(seat)
         if not self._records:
             self._send_record(seat)
         if self._directory is not None and self._listens(seat):

@@ -85,6 +85,7 @@ class DrafterTraining:
         self._drains: dict[str, tuple[Any, str]] = {}  # by node id: the coordinator's pending answer, and the reason
         self.trains = False  # workers without requests may train now
         self.yields = False  # ... but not in this RL step: they sample the next one early (rollout.lookahead)
+        self._tail = False  # between `begin` and the end of workers' spare time
         self._step = 0  # the RL step that samples, or sampled last
         self._trained = self._collapsed = False  # since the last record
         self._target_version = 0
@@ -138,11 +139,27 @@ class DrafterTraining:
     def begin(self, step: int, dispatcher: RolloutDispatcher) -> None:
         """Begin the rollout of RL step `step`: workers without requests may train, if training is due. Hands out the
         newest weights first, since a trainer that stopped with the last rollout may have published after `hand_out`."""
-        self._step = step
+        self._step, self._tail = step, True
         self._admit()
+        self.start_trainers(dispatcher)
         self._hand_out(dispatcher)
         self.trains = self.due(step) and not self.yields
         self._driver.rollout_started(step, train=self.trains)
+
+    def start_trainers(self, dispatcher: RolloutDispatcher) -> None:
+        """Start all workers' trainers, if tails are known to have room for them, or need not have. Does not wait."""
+        if self.payoff is None or self.payoff.begun:
+            dispatcher.drafters.start_trainers()
+
+    def spare(self, seconds: float, dispatcher: RolloutDispatcher) -> None:
+        """Note that a worker has been without requests for so long in the present rollout, or since. Training may begin
+        in it."""
+        if not self._tail or self.payoff is None or not (news := self.payoff.spare(seconds)):
+            return
+        self._observer.event("drafter_training", news)
+        self.start_trainers(dispatcher)
+        self.trains = self.due(self._step) and not self.yields
+        self._driver.rollout_started(self._step, train=self.trains)
 
     def due(self, step: int) -> bool:
         """Idle workers have something to learn in RL step `step`."""
@@ -185,7 +202,7 @@ class DrafterTraining:
     def reached(self, moment: Moment, step: int) -> None:
         """End training if the RL step has reached the point where its resources are needed again. Does not wait."""
         if moment == ENDS[self._config.cluster.layout]:
-            self.trains = False
+            self.trains = self._tail = False
             self._driver.rollout_complete(step)
 
     def make_room(self, dispatcher: RolloutDispatcher) -> None:

@@ -80,7 +80,7 @@ class Fleet:
         self._up: set[str] = set()
         self._unplaced = False  # reported since the last join
         self._held_back = False
-        self._rolling = False
+        self._rolling, self._began_s = False, self._clock()
         self._begun = -1  # `rollouts_left` when the last one began
         self._looked_s = self._clock()
         self._held = 0  # workers that have a place
@@ -107,8 +107,8 @@ class Fleet:
 
     def begins(self, kind: str) -> None:
         """A rollout begins."""
-        self._rolling, self._begun = True, self.rollouts_left
-        self.timings.begins(kind, self._clock())
+        self._rolling, self._begun, self._began_s = True, self.rollouts_left, self._clock()
+        self.timings.begins(kind, self._began_s)
 
     def ends(self, tokens: int) -> None:
         """The rollout has ended. `tokens`: of its responses."""
@@ -272,6 +272,9 @@ class Fleet:
                 coming += state in _COMING
                 if state in _UP and not now.running:
                     self._idle[name] = before.get(name, now_s)
+            if self._training is not None and self._idle:
+                since_s = max(self._began_s, min(self._idle.values()))
+                self._training.spare(now_s - since_s, self._dispatcher)
             self._came(up, elapsed_s)
             self._starting = {name: since_s for name, since_s in self._starting.items() if name in workers}
             for name in self._placement.placed() & set(dead):

@@ -1,5 +1,9 @@
 """Decides from measured seconds whether training the drafter pays, and stops it where it does not. Pure.
 
+Training begins in the first rollout in whose tail a worker has been without requests for BEGINS_S: a shorter tail has
+no room for the start of a trainer, whose imports would take a core from engines and the learner, and little for its
+work. Until then there is no trainer, and only the first RL step is recorded.
+
 RL steps are judged in blocks. The change of acceptance from one block to the next, strategy by strategy
 (`policies.drafter.acceptance`), is what training brought, or what the target's drift cost without it. One RL step of
 training is worth
@@ -21,6 +25,7 @@ from typing import Any
 
 from policies.drafter.acceptance import AcceptanceTally
 
+BEGINS_S = 2.0  # without requests in a rollout's tail; a trainer starts in about that time
 LASTS = 8  # RL steps that a gain in acceptance is assumed to last
 BLOCK = 4  # RL steps
 LEARNS = 8  # blocks
@@ -36,6 +41,7 @@ class TrainingPayoff:
 
     worth_s: float | None = None  # of one RL step of training, as last judged; None: not yet
     cost_s: float = 0.0  # of one RL step of training
+    begun: bool = False  # a tail was long enough for a trainer, ever
     _wants: bool = True  # to train, as last judged
     _owed_s: float = 0.0  # beyond ADVANCE; it waits while there are any
     _waited: bool = False  # ever
@@ -58,7 +64,14 @@ class TrainingPayoff:
     @property
     def trains(self) -> bool:
         """Whether idle workers may train in the next RL step."""
-        return self._wants and self._owed_s <= 0
+        return self.begun and self._wants and self._owed_s <= 0
+
+    def spare(self, seconds: float) -> str:
+        """Note that a worker had no requests for so long in a rollout's tail. Return why training begins, else ""."""
+        if self.begun or seconds < BEGINS_S:
+            return ""
+        self.begun = True
+        return f"begins: a worker was out of work for {seconds:.1f} s while others sampled"
 
     def observe(
         self, *, stake_s: float, cost_s: float, step_s: float, accuracy: float | None, acceptance: AcceptanceTally
@@ -67,6 +80,8 @@ class TrainingPayoff:
 
         stake_s: seconds of the engine steps that drafted with it, times the accepted share of their tokens.
         cost_s: of recording and training. accuracy: share of first guesses before each update; None: there was none."""
+        if not self.begun:
+            return ""
         waits = self._wants and self._owed_s > 0
         proven = self.worth_s is not None and self.worth_s > self.cost_s
         self._owed_s = 0.0 if proven else max(self._owed_s + cost_s - ADVANCE * step_s, 0.0)
@@ -95,6 +110,7 @@ class TrainingPayoff:
     def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint, as JSON. A block that has not ended begins again."""
         return {
+            "begun": self.begun,
             "trains": self._wants,
             "owed": [self._owed_s, self._waited],
             "cost_s": self.cost_s,
@@ -106,6 +122,7 @@ class TrainingPayoff:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.begun = bool(state.get("begun", True))  # a run of before has none
         self._wants, self.cost_s = bool(state["trains"]), float(state["cost_s"])
         owed = state.get("owed", (0.0, False))  # a run of before has none
         self._owed_s, self._waited = float(owed[0]), bool(owed[1])

@@ -64,6 +64,9 @@ class Run:
     def drafters(self) -> "Run":
         return self
 
+    def start_trainers(self) -> None:
+        pass  # the worker of `world` has one
+
     def rollout_started(self, step: int, *, train: bool = True) -> None:
         self._world.server.control(RolloutStarted(step, train))
 
@@ -122,7 +125,7 @@ def drafted(rate: float) -> EngineWindow:
 @pytest.fixture
 def observed(tmp_path: Path) -> Iterator[tuple[Observer, Config]]:
     values = config(tmp_path / "run", steps=9).model_dump()
-    settings = Config.model_validate(values | {"drafter": {"train": True}})
+    settings = Config.model_validate(values | {"drafter": {"train": True, "while_it_pays": False}})
     with Observer(tmp_path / "run", settings) as observer:
         yield observer, settings
 

@@ -142,6 +142,7 @@ async def world(script: Script | None = None, *, stop_timeout_s: float = 10.0) -
         worker = RolloutWorker("w", lambda: cast(Any, Engine(script.log)), plan)
         here = World(server, worker, script, buffer)
         await worker.restart_engine()
+        await worker.start_trainer()
         await worker.use_buffer(buffer)
         reader = asyncio.create_task(here._read())
         try:
@@ -176,6 +177,7 @@ async def test_others_reach_its_trainer_at_its_nodes_address_unless_all_are_on_o
         pass
 
     spot = SpotHost("w", "10.0.0.9", 1, plan, pause=nothing, resume=nothing, emit=lambda event: None)
+    spot.start_trainer()
     await eventually(lambda: bool(script.hosts))
     assert script.hosts == [host]
     await spot.close()

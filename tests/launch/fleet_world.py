@@ -113,6 +113,7 @@ class World:
         self.listed = 0
         self.demands: list[Any] = []
         self.trains = False
+        self.spared: list[float] = []  # seconds of workers without requests that the training was told of
         context = run_context(
             config_of(count),
             on_event=lambda kind, message: self.events.append((kind, message)),
@@ -180,6 +181,9 @@ class World:
         if self.now_s < up_s:
             return SeatState.STARTING
         return SeatState.LOADING if name in self.loading else SeatState.READY
+
+    def spare(self, seconds: float, dispatcher: Any) -> None:
+        self.spared.append(seconds)
 
     def passes(self, seconds: float) -> None:
         for _ in range(round(seconds / 0.25)):

@@ -132,6 +132,23 @@ def test_workers_without_requests_go_between_two_rollouts_and_are_back_in_time()
     assert metrics["fleet/idle_seconds"] < metrics["fleet/worker_seconds"]
 
 
+def test_the_training_hears_how_long_a_worker_has_had_nothing_to_do_in_this_rollout() -> None:
+    world = World(WorkerCount(min=2, max=2), {"a": 9})
+    world.passes(8)
+    world.fleet.begins("rollout")
+    world.running |= {"rollout-0": 4, "rollout-1": 4}
+    world.spared.clear()
+    world.passes(2)
+    assert world.spared == []
+    del world.running["rollout-1"]
+    world.passes(1)
+    assert world.spared == [0.0, 0.25, 0.5, 0.75]
+    del world.running["rollout-0"]
+    world.fleet.begins("rollout")  # the next one: what was before does not count
+    world.passes(0.5)
+    assert world.spared[4:] == [0.25, 0.5]
+
+
 def test_nobody_is_kept_or_called_back_after_the_last_rollout() -> None:
     world = World(ELASTIC, {"a": 9})
     world.passes(8)

@@ -43,12 +43,16 @@ class Dispatcher:
         self.versions: list[int] = []
         self.stopped_within_s: list[float] = []
         self.payloads: list[NDArray[np.uint8]] = []
+        self.trainers = 0  # times that workers were told to start them
 
     late: tuple[str, ...] = ()
 
     @property
     def drafters(self) -> "Dispatcher":
         return self
+
+    def start_trainers(self) -> None:
+        self.trainers += 1
 
     def stop_training(self, timeout_s: float) -> list[str]:
         self.stopped_within_s.append(timeout_s)
@@ -93,13 +97,14 @@ def driver() -> Driver:
 
 @pytest.fixture
 def make(tmp_path: Path, driver: Driver) -> Iterator[Make]:
-    """Makes what is tested: keyword `drafter` is that section of the configuration, others are other sections."""
+    """Makes what is tested: keyword `drafter` is that section of the configuration, others are other sections. `begun`:
+    tails are known to be long enough."""
     buffer = DataBuffer(BufferOptions(), 0)
     buffer.add([record(0), record(1)])
     watch = SimpleNamespace(look=lambda: {"n0": buffer.stats})
     with ExitStack() as stack:
 
-        def make_one(drafter: dict[str, Any] | None = None, **sections: Any) -> DrafterTraining:
+        def make_one(drafter: dict[str, Any] | None = None, *, begun: bool = True, **sections: Any) -> DrafterTraining:
             settings = settings_of(tmp_path / "run", drafter or {}, **sections)
             observer = stack.enter_context(Observer(tmp_path / "run", settings))
             buffers: Any = SimpleNamespace(by_node=BUFFERS, of=BUFFERS.get, follow=lambda: None)
@@ -112,6 +117,8 @@ def make(tmp_path: Path, driver: Driver) -> Iterator[Make]:
             )
             model = ModelOptions(path="model")
             made = DrafterTraining(settings, observer, tmp_path / "run", model, actors, driver, watch)
+            if made.payoff is not None:
+                made.payoff.begun = begun
             for worker in actors.workers:
                 made.plan(worker, EngineOptions())
             return made

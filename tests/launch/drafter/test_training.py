@@ -21,7 +21,7 @@ from launch.drafter.training import DrafterTraining, Moment, drafter_training
 from launch.errors import PacelineError
 from launch.observe import Observer, Span, StepSpeculation
 from launch.run.collect import Collector
-from policies.drafter.payoff import BLOCK
+from policies.drafter.payoff import BEGINS_S, BLOCK
 from tests.context import run_context
 from tests.launch.drafter.conftest import (
     BUFFERS,
@@ -101,6 +101,51 @@ def test_training_that_wins_nothing_stops_by_the_run_s_own_records(
     assert not again.records
     training._retrain("it collapsed")
     assert training.due(2 * BLOCK + 3)
+
+
+@pytest.mark.parametrize("yields", [False, True])
+def test_trainers_start_in_the_first_tail_that_has_room_for_one(
+    make: Make, driver: Driver, tmp_path: Path, yields: bool
+) -> None:
+    """Workers that look ahead in that tail train in the next one."""
+    training, engines = make(begun=False), Dispatcher()
+    training.start_trainers(engines)
+    training.spare(60.0, engines)  # nobody samples yet
+    training.begin(1, engines)
+    training.spare(BEGINS_S / 2, engines)
+    training.reached("sampled", 1)
+    training.spare(60.0, engines)  # all are out of work
+    assert driver.said == [(1, False), 1]
+    assert engines.trainers == 0
+    training.take(1, 1_000.0, None)
+    assert not training.records
+    again = make(begun=False)
+    again.load_state_dict(json.loads(json.dumps(training.state_dict())))
+
+    for one in (training, again):
+        one.yields = yields
+        one.begin(2, engines)
+        for seconds in (BEGINS_S, BEGINS_S + 0.25):
+            one.spare(seconds, engines)
+        one.reached("sampled", 2)
+        assert driver.said[2:] == [(2, False), (2, not yields), 2]
+        assert engines.trainers == 1
+        assert one.records
+        del driver.said[2:]
+        engines.trainers = 0
+    assert kinds(tmp_path).count("drafter_training") == 2
+
+    later = make(begun=False)
+    later.load_state_dict(json.loads(json.dumps(again.state_dict())))
+    later.begin(3, engines)
+    assert driver.said[2:] == [(3, True)]
+    assert engines.trainers == 1
+
+
+def test_training_that_need_not_pay_begins_at_once(make: Make) -> None:
+    engines = Dispatcher()
+    make({"while_it_pays": False}).start_trainers(engines)
+    assert engines.trainers == 1
 
 
 class Workers(Dispatcher):
