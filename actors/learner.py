@@ -209,9 +209,12 @@ class LearnerRank:
         self._ready.rest(optimizer=optimizer)
 
     @ray.method
-    def train_step(self, sequences: Sequence[TrainSequence], asked: int | None = None) -> StepResult:
-        """Run one RL step on all of these (each rank takes its share)."""
-        recording, begin_s = self._step_recording(), 0.0 if self._pacer is None else self._pacer.clock()
+    def train_step(
+        self, sequences: Sequence[TrainSequence], asked: int | None = None, records: bool = True
+    ) -> StepResult:
+        """Run one RL step on all of these (each rank takes its share). `records`: see LearnerGroup."""
+        recording = self._step_recording() if records else None
+        begin_s = 0.0 if self._pacer is None else self._pacer.clock()
         temperature = self._spec.temperature
         result = self._ready.rl_step(sequences, temperature=temperature, asked=asked, recording=recording)
         if self._pacer is not None:

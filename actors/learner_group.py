@@ -112,6 +112,7 @@ class LearnerGroup:
         self.delta: PublishedDelta | None = None  # of the last published weights
         self._rests: bool | None = None  # whether to free the optimizer's state too; None: no rest requested yet
         self._rested = False
+        self.records = True  # whether RL steps record hidden states, where `record_into` was called
         self._step, self._step_s = "", 0.0  # the step that was started last: its name for messages, and when
         self._step_refs: list[Any] = []  # answers of the ranks to it
         size = learner.ranks
@@ -159,7 +160,7 @@ class LearnerGroup:
         seed: int = 0,
     ) -> None:
         """Send hidden states of every later `train_step` to data buffers (handles by node id), at most `max_bytes` per
-        rank. `eagle3`: with the outputs of `layers`, by default the usual three."""
+        rank, unless `records` is set to False. `eagle3`: with the outputs of `layers`, by default the usual three."""
         self._call(
             "record_into",
             self._timeout_s,
@@ -195,7 +196,7 @@ class LearnerGroup:
     def begin_step(self, sequences: Sequence[TrainSequence], step: int = 0, *, asked: int | None = None) -> None:
         """Start `train_step` without waiting. Call no other method of the learner before `step_result`."""
         shared, self._step, self._step_s = ray.put(list(sequences)), f"train_step {step}", time.monotonic()
-        self._step_refs = self._begin(self._step, "train_step", shared, asked)
+        self._step_refs = self._begin(self._step, "train_step", shared, asked, self.records)
 
     def step_result(self) -> StepResult:
         """Wait for the step that `begin_step` has started. Raises the errors of `train_step`."""

@@ -69,13 +69,14 @@ LearnerEvent = LearnerNews | WeightsRenewed
 class _Step:
     """A step that the learner works on, with whichever group exists."""
 
-    def __init__(self, sequences: Sequence[TrainSequence], step: int, asked: int | None) -> None:
-        self.sequences, self.step, self.asked = sequences, step, asked
+    def __init__(self, sequences: Sequence[TrainSequence], step: int, asked: int | None, records: bool) -> None:
+        self.sequences, self.step, self.asked, self.records = sequences, step, asked, records
         self._group: LearnerGroup | None = None  # which works on it
 
     def begin(self, group: LearnerGroup) -> None:
         """Begin it, unless `group` works on it already."""
         if self._group is not group:
+            group.records = self.records
             group.begin_step(self.sequences, self.step, asked=self.asked)
             self._group = group
 
@@ -99,6 +100,7 @@ class FailoverLearner:
         self._phase: tuple[OptimizerOptions, int] | None = None
         self._base: Path | None = None  # the checkpoint that `kept` continues; None: the initial weights
         self._recording: Callable[[LearnerGroup], None] | None = None
+        self.records = True  # see LearnerGroup
         self._rests: bool | None = None  # see `rest`; None: only the learner uses the devices
         self._updates = 0  # of this object's RL steps
         self._published: _Published | None = None
@@ -206,7 +208,7 @@ class FailoverLearner:
     def begin_step(self, sequences: Sequence[TrainSequence], step: int = 0, *, asked: int | None = None) -> None:
         """See LearnerGroup. If the group is lost, it is made again and the step begun again when `step_result`, `renew`
         or `mend` is called."""
-        self._step = _Step(sequences, step, asked)
+        self._step = _Step(sequences, step, asked, self.records)
         try:
             self.call(self._step.begin)
         except BaseException:

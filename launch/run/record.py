@@ -66,6 +66,7 @@ def record_step(job: Job, notes: StepNotes, handed: Published) -> None:
     if job.drafter is not None:
         drafter = job.drafter.take(job.sampled_step, end_s - notes.start_s, speculation)
         job.dispatcher.drafters.record(job.drafter.records)
+        job.learner.records = job.drafter.records
     learner_metrics, learner_seconds = job.learner.take()
     meanwhile_s = sum(collected.rollout_s + collected.reward_wait_s for collected in notes.ahead)
     job.observer.samples(job.steps_done, [member.sample(group.pick) for group in groups for member in group.members])

@@ -64,6 +64,7 @@ class Group:
     """In place of LearnerGroup."""
 
     computes_with, quantise_s = "arithmetic", 0.0
+    records = True
 
     def __init__(self, world: World) -> None:
         self.world, self.state, self.closed = world, ["initial"], False
@@ -121,7 +122,7 @@ class Group:
         def do() -> StepResult:
             tokens = [s.response_tokens.tolist() for s in sequences]
             self.state.append(f"{step} {asked} {tokens}")
-            if self.recorded is not None:
+            if self.recorded is not None and self.records:
                 self.recorded.append(step)
             return StepResult(losses=(self._sum(),), grad_norms=(1.0,), metrics={}, tokens=1, seconds={})
 

@@ -52,6 +52,20 @@ def test_updates_that_are_repeated_record_nothing(tmp_path: Path) -> None:
     assert recorded == {"n": [1, 2], "another": [3]}, "the group's node may be one that has joined since"
 
 
+def test_a_step_that_is_not_recorded_is_not_by_a_new_group_either(tmp_path: Path) -> None:
+    world, recorded = World(), list[int]()
+    with made(world, tmp_path, []) as learner:
+        learner.begin(None, 9)
+        learner.record_into(cast(Any, SimpleNamespace(of=lambda node: recorded)))
+        learner.train_step(sequences(1), 1)
+        learner.records = False
+        world.losses = {len(world.calls): False}
+        learner.train_step(sequences(2), 2)
+        learner.records = True
+        learner.train_step(sequences(3), 3)
+    assert recorded == [1, 3]
+
+
 def test_workers_that_come_later_get_the_published_weights_from_the_new_group(tmp_path: Path) -> None:
     world = World()
     with made(world, tmp_path, []) as learner:

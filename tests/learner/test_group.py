@@ -137,6 +137,8 @@ def test_every_rank_hands_hidden_states_of_its_share_to_the_data_buffer(model_di
             time.sleep(0.05)
         assert (stats.sequences, stats.bytes) == (9, metrics["recording/bytes"])
         records = ray.get(buffer.sample.remote(10_000, 5), timeout=30)
+        group.records = False
+        assert "recording/bytes" not in group.train_step(sequences, 6).metrics
     whole = {np.concatenate((s.prompt_tokens, s.response_tokens)).tobytes() for s in sequences}
     assert {record.tokens.tobytes() for record in records} == whole
     assert {(record.target_version, record.width) for record in records} == {(4, 4 * 32)}
