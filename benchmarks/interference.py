@@ -43,6 +43,7 @@ def configuration(name: str, folder: Path, steps: int, extra: Sequence[str]) -> 
         f"run.dir={folder}",
         f"run.steps={steps}",
         f"drafter.train={'false' if name == 'off' else 'true'}",
+        "drafter.while_it_pays=false",
         "observe={live: false, tensorboard: false, samples_per_step: 100000}",
         "data.eval=null",
         *extra,

@@ -84,7 +84,9 @@ class DrafterOptions(BaseModel, frozen=True, extra="forbid"):
     ] = 0.0
     while_it_pays: Annotated[
         bool,
-        Field(description="begin once tails last 2 s, stop while gains are below costs; not with every_steps or drift"),
+        Field(
+            description="begin once a worker was idle for 2 s, stop where it does not pay; not with every_steps, drift"
+        ),
     ] = True
     checkpoint_every: Annotated[int, Field(ge=1, description="micro-steps between checkpoints")] = 50
     checkpoint_keep: Annotated[int, Field(ge=1, description="number that is kept")] = 2

@@ -140,6 +140,7 @@ def configuration(name: str, config: Path, directory: Path, folder: Path, steps:
         f"rollout.prompts_per_step={PROMPTS}",
         f"rollout.rollouts_per_prompt={ROLLOUTS}",
         f"drafter.train={'true' if name == 'adaptive' else 'false'}",
+        "drafter.while_it_pays=false",
         "drafter.offline=null",
         "observe={live: false, tensorboard: false, samples_per_step: 100000}",
         *speculation[name],

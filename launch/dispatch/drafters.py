@@ -34,7 +34,7 @@ class DrafterMessages:
         self._seats, self._loop, self._stall_timeout_s = seats, loop, stall_timeout_s
         self._directory: str | None = None  # loaded by an engine that starts ...
         self._records = True  # engines record, as they start
-        self._trains = False  # workers have trainers
+        self._trainers = False  # workers have trainers, as they start
         self._weights: dict[str, Weights] = {}  # ... with the weights of its drafters, by name
         self._sent: dict[Seat, list[ray.ObjectRef[Any]]] = {}
         self._updates: list[tuple[Seat, ray.ObjectRef[Any]]] = []  # weights not answered yet
@@ -81,8 +81,8 @@ class DrafterMessages:
 
     def start_trainers(self) -> None:
         """Have all workers, also those that start later, start a drafter trainer. Idempotent. Never waits."""
-        if not self._trains:
-            self._trains = True
+        if not self._trainers:
+            self._trainers = True
             for seat in self._up():
                 self._start_trainer(seat)
 
@@ -92,7 +92,7 @@ class DrafterMessages:
 
     def started(self, seat: Seat) -> None:
         """Send the state and weights to a worker whose engine has come up."""
-        if self._trains:
+        if self._trainers:
             self._start_trainer(seat)
         if not self._records:
             self._send_record(seat)

@@ -8,7 +8,7 @@ failure here never fails the run, since drafts only save time.
 import json
 import logging
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -85,7 +85,8 @@ class DrafterTraining:
         self._drains: dict[str, tuple[Any, str]] = {}  # by node id: the coordinator's pending answer, and the reason
         self.trains = False  # workers without requests may train now
         self.yields = False  # ... but not in this RL step: they sample the next one early (rollout.lookahead)
-        self._tail = False  # between `begin` and the end of workers' spare time
+        self._spare_time = False  # workers without requests have some: from `begin` to its end by layout
+        self._recorded = True  # this RL step is, as it was when engines and learner started
         self._step = 0  # the RL step that samples, or sampled last
         self._trained = self._collapsed = False  # since the last record
         self._target_version = 0
@@ -139,27 +140,34 @@ class DrafterTraining:
     def begin(self, step: int, dispatcher: RolloutDispatcher) -> None:
         """Begin the rollout of RL step `step`: workers without requests may train, if training is due. Hands out the
         newest weights first, since a trainer that stopped with the last rollout may have published after `hand_out`."""
-        self._step, self._tail = step, True
+        self._step, self._spare_time = step, True
         self._admit()
-        self.start_trainers(dispatcher)
         self._hand_out(dispatcher)
         self.trains = self.due(step) and not self.yields
         self._driver.rollout_started(step, train=self.trains)
 
     def start_trainers(self, dispatcher: RolloutDispatcher) -> None:
-        """Start all workers' trainers, if tails are known to have room for them, or need not have. Does not wait."""
+        """Start all workers' trainers, if training has begun. Does not wait."""
         if self.payoff is None or self.payoff.begun:
             dispatcher.drafters.start_trainers()
 
-    def spare(self, seconds: float, dispatcher: RolloutDispatcher) -> None:
-        """Note that a worker has been without requests for so long in the present rollout, or since. Training may begin
-        in it."""
-        if not self._tail or self.payoff is None or not (news := self.payoff.spare(seconds)):
+    @property
+    def undecided(self) -> bool:
+        """Whether training may begin in this RL step, if workers stay without requests for long enough."""
+        return self._spare_time and self.payoff is not None and not self.payoff.begun and self._wanted
+
+    def idle(self, seconds: Sequence[float], dispatcher: RolloutDispatcher) -> None:
+        """Note for how long each worker without requests has had none since the rollout began. Training may begin."""
+        needed = self._config.coordinator.threshold
+        if not self.undecided or len(seconds) < needed or self.payoff is None:
+            return
+        if not (news := self.payoff.idle(sorted(seconds, reverse=True)[needed - 1])):
             return
         self._observer.event("drafter_training", news)
         self.start_trainers(dispatcher)
-        self.trains = self.due(self._step) and not self.yields
-        self._driver.rollout_started(self._step, train=self.trains)
+        if self._recorded and self.due(self._step) and not self.yields:  # otherwise from the next rollout on
+            self.trains = True
+            self._driver.rollout_started(self._step, train=True)
 
     def due(self, step: int) -> bool:
         """Idle workers have something to learn in RL step `step`."""
@@ -202,7 +210,7 @@ class DrafterTraining:
     def reached(self, moment: Moment, step: int) -> None:
         """End training if the RL step has reached the point where its resources are needed again. Does not wait."""
         if moment == ENDS[self._config.cluster.layout]:
-            self.trains = self._tail = False
+            self.trains = self._spare_time = False
             self._driver.rollout_complete(step)
 
     def make_room(self, dispatcher: RolloutDispatcher) -> None:
@@ -346,7 +354,9 @@ class DrafterTraining:
         self._drift.demand()
         if self.payoff is not None:
             self.payoff.demand()
-        self._observer.event("drafter_collapsed", f"{why}: retraining in the next RL step")
+        trained = self.payoff is None or self.payoff.begun
+        when = "retraining in the next RL step" if trained else "no worker is idle for long enough to train it"
+        self._observer.event("drafter_collapsed", f"{why}: {when}")
 
     def take(self, step: int, step_s: float, speculation: StepSpeculation | None) -> StepDrafter:
         """Return the record of RL step `step`, which took `step_s` seconds."""
@@ -358,7 +368,9 @@ class DrafterTraining:
         for node, stats in self._watch.look().items():
             self.meter.buffer(node, sequences=stats.sequences, bytes=stats.bytes)
         taken = self.meter.take(self._target_version, speculation)
-        return taken if self.payoff is None else self._judged(self.payoff, step_s, taken)
+        taken = taken if self.payoff is None else self._judged(self.payoff, step_s, taken)
+        self._recorded = self.records
+        return taken
 
     def _judged(self, payoff: TrainingPayoff, step_s: float, taken: StepDrafter) -> StepDrafter:
         """Decide by this RL step whether training goes on, and add what that is based on."""

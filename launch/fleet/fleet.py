@@ -272,9 +272,9 @@ class Fleet:
                 coming += state in _COMING
                 if state in _UP and not now.running:
                     self._idle[name] = before.get(name, now_s)
-            if self._training is not None and self._idle:
-                since_s = max(self._began_s, min(self._idle.values()))
-                self._training.spare(now_s - since_s, self._dispatcher)
+            if self._training is not None:
+                ready = (since_s for name, since_s in self._idle.items() if workers[name].state is SeatState.READY)
+                self._training.idle([now_s - max(self._began_s, since_s) for since_s in ready], self._dispatcher)
             self._came(up, elapsed_s)
             self._starting = {name: since_s for name, since_s in self._starting.items() if name in workers}
             for name in self._placement.placed() & set(dead):
@@ -321,7 +321,7 @@ class Fleet:
             rollouts_left=max(left, 0),
             tokens_per_s=self.timings.tokens_per_s,
             start_s=self.timings.start_s,
-            training=self._training is not None and self._training.trains,
+            training=self._training is not None and (self._training.trains or self._training.undecided),
         )
         return wanted_workers(now, least=self._count.min, most=self._count.max)
 

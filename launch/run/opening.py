@@ -172,7 +172,6 @@ def open_job(
         learner.start()
         if drafter is not None:
             drafter.record_from(learner)
-            drafter.start_trainers(dispatcher)
         fleet.start()
         reactions.started()
         yield job

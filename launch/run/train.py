@@ -199,6 +199,8 @@ def run(
                 job.dispatcher.drafters.load(str(drafters.resolve()))
             if job.drafter is not None:
                 job.drafter.load(checkpoint / WEIGHTS_DIR)
+        if job.drafter is not None:
+            job.drafter.start_trainers(job.dispatcher)
         job.boundary = job.state_dict()
         observer.progress("publish")
         job.publish()

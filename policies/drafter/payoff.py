@@ -1,8 +1,8 @@
 """Decides from measured seconds whether training the drafter pays, and stops it where it does not. Pure.
 
-Training begins in the first rollout in whose tail a worker has been without requests for BEGINS_S: a shorter tail has
-no room for the start of a trainer, whose imports would take a core from engines and the learner, and little for its
-work. Until then there is no trainer, and only the first RL step is recorded.
+Training begins once a worker has been without requests for BEGINS_S of an RL step's spare time. Less has no room for
+the start of a trainer, whose imports would take a core from engines and the learner, and little for its work. Until
+then there is no trainer, and only the first RL step is recorded.
 
 RL steps are judged in blocks. The change of acceptance from one block to the next, strategy by strategy
 (`policies.drafter.acceptance`), is what training brought, or what the target's drift cost without it. One RL step of
@@ -25,7 +25,7 @@ from typing import Any
 
 from policies.drafter.acceptance import AcceptanceTally
 
-BEGINS_S = 2.0  # without requests in a rollout's tail; a trainer starts in about that time
+BEGINS_S = 2.0  # without requests; a trainer starts in about that time
 LASTS = 8  # RL steps that a gain in acceptance is assumed to last
 BLOCK = 4  # RL steps
 LEARNS = 8  # blocks
@@ -41,7 +41,7 @@ class TrainingPayoff:
 
     worth_s: float | None = None  # of one RL step of training, as last judged; None: not yet
     cost_s: float = 0.0  # of one RL step of training
-    begun: bool = False  # a tail was long enough for a trainer, ever
+    begun: bool = False  # there was spare time enough for a trainer, once
     _wants: bool = True  # to train, as last judged
     _owed_s: float = 0.0  # beyond ADVANCE; it waits while there are any
     _waited: bool = False  # ever
@@ -66,12 +66,12 @@ class TrainingPayoff:
         """Whether idle workers may train in the next RL step."""
         return self.begun and self._wants and self._owed_s <= 0
 
-    def spare(self, seconds: float) -> str:
-        """Note that a worker had no requests for so long in a rollout's tail. Return why training begins, else ""."""
+    def idle(self, seconds: float) -> str:
+        """Note that a worker has had no requests for so long in spare time. Return why training begins, else ""."""
         if self.begun or seconds < BEGINS_S:
             return ""
         self.begun = True
-        return f"begins: a worker was out of work for {seconds:.1f} s while others sampled"
+        return f"begins: a worker was out of work for {seconds:.1f} s"
 
     def observe(
         self, *, stake_s: float, cost_s: float, step_s: float, accuracy: float | None, acceptance: AcceptanceTally

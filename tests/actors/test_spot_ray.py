@@ -92,8 +92,8 @@ def fleet(folder: Path, options: CoordinatorOptions = OPTIONS) -> Iterator[Fleet
         dispatcher.buffer_of = lambda node_id: buffer
         found = Fleet(dispatcher, server)
         try:
-            dispatcher.drafters.start_trainers()
             dispatcher.start()
+            dispatcher.drafters.start_trainers()
             ray.get(buffer.add.remote([ray.put([record(0), record(1)])]), timeout=DEADLINE_S)
             yield found
         finally:

@@ -57,7 +57,7 @@ def draw(seed: int, index: int, steps: int, attempt: int = 0) -> Case:
     for name in named:
         deed, part = DISTURBANCES[name]
         acts.append(Act(step, phase, deed, part))
-    drafter = f"drafter.train={'true' if index % 4 == 0 else 'false'}"
+    drafter = f"drafter={{train: {'true' if index % 4 == 0 else 'false'}, while_it_pays: false}}"
     workers = MORE if elastic else FIXED
     return Case(f"{index:02d}-{layout}-{'-and-'.join(named)}", layout, tuple(acts), (*workers, drafter))
 

@@ -113,7 +113,8 @@ class World:
         self.listed = 0
         self.demands: list[Any] = []
         self.trains = False
-        self.spared: list[float] = []  # seconds of workers without requests that the training was told of
+        self.undecided = False
+        self.idle_s: list[list[float]] = []  # of workers without requests, as the training was told
         context = run_context(
             config_of(count),
             on_event=lambda kind, message: self.events.append((kind, message)),
@@ -182,8 +183,8 @@ class World:
             return SeatState.STARTING
         return SeatState.LOADING if name in self.loading else SeatState.READY
 
-    def spare(self, seconds: float, dispatcher: Any) -> None:
-        self.spared.append(seconds)
+    def idle(self, seconds: list[float], dispatcher: Any) -> None:
+        self.idle_s.append(seconds)
 
     def passes(self, seconds: float) -> None:
         for _ in range(round(seconds / 0.25)):

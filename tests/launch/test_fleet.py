@@ -132,21 +132,40 @@ def test_workers_without_requests_go_between_two_rollouts_and_are_back_in_time()
     assert metrics["fleet/idle_seconds"] < metrics["fleet/worker_seconds"]
 
 
-def test_the_training_hears_how_long_a_worker_has_had_nothing_to_do_in_this_rollout() -> None:
+def test_the_training_hears_how_long_workers_have_had_nothing_to_do_in_this_rollout() -> None:
+    """One that loads weights has something to do."""
     world = World(WorkerCount(min=2, max=2), {"a": 9})
     world.passes(8)
     world.fleet.begins("rollout")
     world.running |= {"rollout-0": 4, "rollout-1": 4}
-    world.spared.clear()
-    world.passes(2)
-    assert world.spared == []
+    world.idle_s.clear()
+    world.passes(0.25)
     del world.running["rollout-1"]
-    world.passes(1)
-    assert world.spared == [0.0, 0.25, 0.5, 0.75]
+    world.passes(0.75)
+    world.loading.add("rollout-1")
+    world.passes(0.25)
+    world.loading.clear()
     del world.running["rollout-0"]
-    world.fleet.begins("rollout")  # the next one: what was before does not count
     world.passes(0.5)
-    assert world.spared[4:] == [0.25, 0.5]
+    assert world.idle_s == [[], [0.0], [0.25], [0.5], [], [0.0, 1.0], [0.25, 1.25]]
+    world.fleet.begins("rollout")  # the next one: what was before does not count
+    world.passes(0.25)
+    assert world.idle_s[-1] == [0.25, 0.25]
+
+
+def test_workers_stay_until_it_is_known_whether_their_tail_has_room_for_training() -> None:
+    world = World(ELASTIC, {"a": 9})
+    world.passes(8)
+    world.measured(gap_s=60)
+    world.fleet.begins("rollout")
+    for name in world.names[1:]:
+        world.running[name] = 4
+    world.undecided = True
+    world.passes(10)
+    assert world.left == []
+    world.undecided = False
+    world.passes(0.25)
+    assert [name for name, _ in world.left] == ["rollout-0"]
 
 
 def test_nobody_is_kept_or_called_back_after_the_last_rollout() -> None:

@@ -90,13 +90,13 @@ def test_a_fresh_drafter_is_trained_before_engines_use_it() -> None:
     assert sum(trained[LEARNS * BLOCK :]) <= LEARNS * BLOCK // 2
 
 
-def test_nothing_is_trained_before_a_tail_has_room_for_a_trainer() -> None:
+def test_nothing_is_trained_before_there_was_time_for_a_trainer() -> None:
     world, payoff = World(), TrainingPayoff()
     assert not any(world.run(payoff, 2 * BLOCK))
     assert payoff.state_dict() == TrainingPayoff().state_dict(), "it judged nothing"
-    assert not payoff.spare(BEGINS_S - 0.1)
-    assert payoff.spare(BEGINS_S + 0.1) == "begins: a worker was out of work for 2.1 s while others sampled"
-    assert not payoff.spare(60.0), "said once"
+    assert not payoff.idle(BEGINS_S - 0.1)
+    assert payoff.idle(BEGINS_S + 0.1) == "begins: a worker was out of work for 2.1 s"
+    assert not payoff.idle(60.0), "said once"
     assert all(world.run(payoff, 2 * BLOCK))
 
 

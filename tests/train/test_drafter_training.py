@@ -21,12 +21,14 @@ from drafter.eagle import load_eagle
 from launch.config import load_config
 from launch.drafter.export import export
 from launch.drafter.training import DrafterTraining
+from launch.fleet import fleet
 from launch.run import train
 from launch.run.checkpoints import DRAFTERS_DIR
 from launch.run.job import Job
 from launch.run.rl_step import rl_step
 from models.checkpoint import init_model, save_model
 from models.config import ModelConfig, read_config
+from policies.drafter import payoff
 from policies.drafter.canary import Canary, CanaryVerdict
 from tests.drafter.published_support import write_head
 from tests.train.conftest import Runs
@@ -166,7 +168,8 @@ def test_a_drafter_that_learns_in_the_tails_changes_no_rollout_and_no_loss(
     runs: Runs, long: LongRuns, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor does it learn from held-out evaluations (greedy ones, before the first RL step and after each): not one of
-    their sequences is in the data buffer, and the canary counts what was drafted in RL steps alone."""
+    their sequences is in the data buffer, and the canary counts what was drafted in RL steps alone. Training begins by
+    the default rule, whose seconds are shortened for steps of a second."""
     windows: list[EngineWindow] = []
     judged: list[int] = []
     window, observe, evaluate = DrafterTraining.window, Canary.observe, train.evaluate_if_due
@@ -191,8 +194,14 @@ def test_a_drafter_that_learns_in_the_tails_changes_no_rollout_and_no_loss(
     monkeypatch.setattr(DrafterTraining, "window", heard)
     monkeypatch.setattr(Canary, "observe", observed)
     monkeypatch.setattr(train, "evaluate_if_due", evaluated)
+    monkeypatch.setattr(payoff, "BEGINS_S", 0.02)
+    monkeypatch.setattr(fleet, "LOOK_S", 0.0)
+    monkeypatch.setattr(payoff, "ADVANCE", 100.0)
     evaluations = (f"data.eval={runs.root}/data/eval.jsonl", "eval={every: 1, samples: 2, temperature: 0.0}")
-    rows = long.run("fitted", lambda: long.has_trained("fitted"), *TRAINED, FITTED, *evaluations)
+    rows = long.run(
+        "fitted", lambda: long.has_trained("fitted"), *TRAINED, "drafter.while_it_pays=true", FITTED, *evaluations
+    )
+    assert long.says("fitted", "drafter_training")[0].startswith("begins: a worker was out of work for")
     records = long.drafter("fitted")
     versions = [record["levels"]["version"] for record in records if "version" in record["levels"]]
     assert versions == sorted(versions)

@@ -12,7 +12,8 @@ from tests.train.test_in_process import LEARNED
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 LORA = ("learner.lora={rank: 2, alpha: 8}", "learner.optimizer.lr=1e-2", "objective.kl=k3", "objective.kl_coef=0.01")
 EVERYTHING = (
-    *("rollout.workers=2", "drafter.train=true", "drafter.micro_step_tokens=64", "checkpoint.every=1"),
+    *("rollout.workers=2", "drafter.train=true", "drafter.while_it_pays=false", "drafter.micro_step_tokens=64"),
+    "checkpoint.every=1",
     *("cluster.weights=broadcast", "rollout.speculation.strategies=[self:4, eagle:3, suffix:4]"),
 )
 

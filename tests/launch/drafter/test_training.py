@@ -13,13 +13,14 @@ from actors.spot_host import RecordingReport
 from config.model import ModelOptions
 from config.rollout import EngineOptions
 from contracts.rewards import Grade
-from contracts.rollout import DraftCounts, SamplingParams
+from contracts.rollout import DraftCounts, DrafterFailed, SamplingParams
 from contracts.spot import Checkpointed, TrainStopped
 from launch.batch import Batch, Pick
 from launch.drafter.actors import reachable_options
 from launch.drafter.training import DrafterTraining, Moment, drafter_training
 from launch.errors import PacelineError
 from launch.observe import Observer, Span, StepSpeculation
+from launch.observe.journal import read
 from launch.run.collect import Collector
 from policies.drafter.payoff import BEGINS_S, BLOCK
 from tests.context import run_context
@@ -104,42 +105,72 @@ def test_training_that_wins_nothing_stops_by_the_run_s_own_records(
 
 
 @pytest.mark.parametrize("yields", [False, True])
-def test_trainers_start_in_the_first_tail_that_has_room_for_one(
+def test_trainers_start_in_the_first_spare_time_that_has_room_for_one(
     make: Make, driver: Driver, tmp_path: Path, yields: bool
 ) -> None:
-    """Workers that look ahead in that tail train in the next one."""
+    """Workers that look ahead in it train in the next one."""
     training, engines = make(begun=False), Dispatcher()
     training.start_trainers(engines)
-    training.spare(60.0, engines)  # nobody samples yet
+    training.idle([60.0], engines)  # no rollout yet
     training.begin(1, engines)
-    training.spare(BEGINS_S / 2, engines)
+    training.yields = yields
+    training.idle([], engines)
+    training.idle([0.0, BEGINS_S - 0.1], engines)
+    assert (driver.said, engines.trainers, training.undecided) == ([(1, False)], 0, True)
+    for more_s in (0.0, 0.25):
+        training.idle([0.0, BEGINS_S + more_s], engines)
+    assert (engines.trainers, training.undecided) == (1, False)
     training.reached("sampled", 1)
-    training.spare(60.0, engines)  # all are out of work
-    assert driver.said == [(1, False), 1]
-    assert engines.trainers == 0
-    training.take(1, 1_000.0, None)
-    assert not training.records
-    again = make(begun=False)
-    again.load_state_dict(json.loads(json.dumps(training.state_dict())))
+    training.idle([60.0], engines)
+    assert driver.said == ([(1, False), 1] if yields else [(1, False), (1, True), 1])
+    assert (engines.trainers, training.records) == (1, True)
+    assert kinds(tmp_path).count("drafter_training") == 1
 
-    for one in (training, again):
-        one.yields = yields
-        one.begin(2, engines)
-        for seconds in (BEGINS_S, BEGINS_S + 0.25):
-            one.spare(seconds, engines)
-        one.reached("sampled", 2)
-        assert driver.said[2:] == [(2, False), (2, not yields), 2]
-        assert engines.trainers == 1
-        assert one.records
-        del driver.said[2:]
-        engines.trainers = 0
-    assert kinds(tmp_path).count("drafter_training") == 2
+    resumed, others = make(begun=False), Dispatcher()
+    resumed.load_state_dict(json.loads(json.dumps(training.state_dict())))
+    resumed.start_trainers(others)
+    assert others.trainers == 1
 
-    later = make(begun=False)
-    later.load_state_dict(json.loads(json.dumps(again.state_dict())))
-    later.begin(3, engines)
-    assert driver.said[2:] == [(3, True)]
+
+def test_a_later_step_that_was_not_recorded_is_trained_on_from_the_next_one(make: Make, driver: Driver) -> None:
+    """The buffer has nothing but states of old weights."""
+    training, engines = make(begun=False), Dispatcher()
+    for step in (1, 2):
+        training.begin(step, engines)
+        training.idle([BEGINS_S if step == 2 else 1.0], engines)
+        training.reached("sampled", step)
+        training.take(step, 1_000.0, None)
+        assert training.records == (step == 2)
+    assert driver.said == [(1, False), 1, (2, False), 2]
     assert engines.trainers == 1
+    training.begin(3, engines)
+    assert driver.said[-1] == (3, True)
+
+
+def test_it_begins_only_where_a_session_could(make: Make, driver: Driver) -> None:
+    training, engines = make(begun=False, coordinator={"threshold": 2}), Dispatcher()
+    training.begin(1, engines)
+    training.idle([60.0], engines)
+    training.idle([60.0, 1.0], engines)
+    assert engines.trainers == 0
+    training.idle([60.0, BEGINS_S], engines)
+    assert engines.trainers == 1
+    unused = make(begun=False)
+    unused.begin(1, engines)
+    for worker in ("rollout-0", "rollout-1"):
+        unused.event(worker, DrafterFailed("eagle", "it raises", final=True))
+    unused.idle([60.0], engines)
+    assert engines.trainers == 1
+
+
+def test_a_collapse_promises_no_training_where_there_is_none(make: Make, tmp_path: Path) -> None:
+    for begun in (False, True):
+        make(begun=begun)._retrain("it collapsed")
+    said = [row["message"] for row in read(tmp_path / "run/events.jsonl") if row["kind"] == "drafter_collapsed"]
+    assert said == [
+        "it collapsed: no worker is idle for long enough to train it",
+        "it collapsed: retraining in the next RL step",
+    ]
 
 
 def test_training_that_need_not_pay_begins_at_once(make: Make) -> None:
