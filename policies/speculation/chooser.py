@@ -25,7 +25,7 @@ from policies.steps import Load, StepKind, StepOutcome
 
 HOLD_S = 8e-3  # a decision stands for about so long: to decide costs as much as a step of a small model ...
 CONFIRMED = 16  # ... and one that is confirmed for twice as long each time, up to so many times
-LONG_STEPS = 4  # or for so many steps, where steps are long: what a decision rests on grows by steps, not by seconds
+LONG_STEPS = 4  # ... or, for no drafts, for so many steps: where steps are long, seconds bring little that is new
 MARGIN = 0.02  # what an arm must promise beyond another: the largest of several estimates is too large
 MOST_S = 0.2  # of an allowance that was not spent: what other loads saved up buys no storm of trials
 GRANT_S = 4e-3  # of what drafts save first, for trials; or a plain step, and one more of few requests
@@ -324,10 +324,11 @@ class AdaptivePolicy:
                 return
         hold.seconds = min(2 * hold.seconds, CONFIRMED * HOLD_S) if best is hold.best else HOLD_S
         hold.strategy = hold.best = best
-        hold.reason = Reason.PLAIN_IS_FASTER if best is PLAIN else Reason.PAYS_MOST
-        hold.left = max(int(hold.seconds / step_s), int(LONG_STEPS * hold.seconds / (CONFIRMED * HOLD_S)))
-        if best is PLAIN and waits:
-            hold.reason = Reason.UNMEASURED
+        hold.reason = Reason.PAYS_MOST
+        hold.left = int(hold.seconds / step_s)
+        if best is PLAIN:
+            hold.left = max(hold.left, int(LONG_STEPS * hold.seconds / (CONFIRMED * HOLD_S)))
+            hold.reason = Reason.UNMEASURED if waits else Reason.PLAIN_IS_FASTER
         hold.left = int(min(hold.left, max(self._wait_s, HOLD_S) / step_s))
         if best is not PLAIN:  # Follow its promise no longer than it was observed.
             hold.left = min(hold.left, int(self.acceptance.seen(best) / running))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from config.strategy import PLAIN, Strategy
 from policies.calibration.costs import CostModel
 from policies.speculation.acceptance import AcceptanceModel
-from policies.speculation.chooser import AdaptivePolicy
+from policies.speculation.chooser import LONG_STEPS, AdaptivePolicy
 from policies.speculation.defaults import default_arms
 from policies.speculation.policy import Reason
 from policies.steps import NO_REQUESTS, Load, StepKind
@@ -325,6 +325,27 @@ def test_reasons_and_what_would_have_been_gained() -> None:
     policy.choose(load(1))
     assert policy.reason in (Reason.UNMEASURED, Reason.NO_DRAFTER)
     assert Simulation(build((), None)).run(DEEP, constant(1), 30)[-1].strategy == PLAIN
+
+
+def test_long_steps_are_not_each_decided_anew_unless_they_draft(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step of 70 ms, as of SmolLM2 on a processor. A plain one can lose nothing, one with drafts much."""
+    decided = list[Load]()
+    decide = AdaptivePolicy._decide
+
+    def noted(self: AdaptivePolicy, load: Load, hold: object) -> None:
+        decided.append(load)
+        decide(self, load, hold)
+
+    monkeypatch.setattr(AdaptivePolicy, "_decide", noted)
+    useless = World(fixed_s=64e-3, row_s=2e-3)
+    useful = World({"suffix": 0.98, "ngram": 0.98}, fixed_s=64e-3, row_s=1e-4)
+    for world, every, plain in ((useless, LONG_STEPS, 1.0), (useful, 1, 0.0)):
+        simulation = simulate(0, world=world)
+        simulation.run(world, constant(4), 200)
+        decided.clear()
+        steps = simulation.run(world, constant(4), 200)
+        assert share(steps, PLAIN) == pytest.approx(plain, abs=0.1)
+        assert 200 / every <= len(decided) <= 1.1 * 200 / every
 
 
 def test_trials_say_that_they_are() -> None:
