@@ -152,14 +152,14 @@ class DrafterTraining:
             dispatcher.drafters.start_trainers()
 
     @property
-    def undecided(self) -> bool:
+    def may_begin(self) -> bool:
         """Whether training may begin in this RL step, if workers stay without requests for long enough."""
         return self._spare_time and self.payoff is not None and not self.payoff.begun and self._wanted
 
     def idle(self, seconds: Sequence[float], dispatcher: RolloutDispatcher) -> None:
         """Note for how long each worker without requests has had none since the rollout began. Training may begin."""
         needed = self._config.coordinator.threshold
-        if not self.undecided or len(seconds) < needed or self.payoff is None:
+        if not self.may_begin or len(seconds) < needed or self.payoff is None:
             return
         if not (news := self.payoff.idle(sorted(seconds, reverse=True)[needed - 1])):
             return

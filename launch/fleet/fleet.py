@@ -321,7 +321,7 @@ class Fleet:
             rollouts_left=max(left, 0),
             tokens_per_s=self.timings.tokens_per_s,
             start_s=self.timings.start_s,
-            training=self._training is not None and (self._training.trains or self._training.undecided),
+            training=self._training is not None and (self._training.trains or self._training.may_begin),
         )
         return wanted_workers(now, least=self._count.min, most=self._count.max)
 

@@ -113,7 +113,7 @@ class World:
         self.listed = 0
         self.demands: list[Any] = []
         self.trains = False
-        self.undecided = False
+        self.may_begin = False
         self.idle_s: list[list[float]] = []  # of workers without requests, as the training was told
         context = run_context(
             config_of(count),

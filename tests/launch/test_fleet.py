@@ -160,10 +160,10 @@ def test_workers_stay_until_it_is_known_whether_their_tail_has_room_for_training
     world.fleet.begins("rollout")
     for name in world.names[1:]:
         world.running[name] = 4
-    world.undecided = True
+    world.may_begin = True
     world.passes(10)
     assert world.left == []
-    world.undecided = False
+    world.may_begin = False
     world.passes(0.25)
     assert [name for name, _ in world.left] == ["rollout-0"]
 

@@ -82,7 +82,7 @@ def test_two_ranks_that_are_killed_in_a_step_and_in_a_checkpoint_go_on_bitwise(
 
     config = SimpleNamespace(learner=SimpleNamespace(max_restarts=2))
     context = run_context(config, on_event=lambda *event: events.append(event))
-    starter: Any = SimpleNamespace(start=start, missing=lambda: "")
+    starter: Any = SimpleNamespace(start=start, missing=lambda: "", undecided=lambda: False)
     with FailoverLearner(starter, KeptSteps(tmp_path / "kept"), context) as learner:
         learner.start()
         learner.begin(OPTIMIZER, 12)

@@ -116,10 +116,10 @@ def test_trainers_start_in_the_first_spare_time_that_has_room_for_one(
     training.yields = yields
     training.idle([], engines)
     training.idle([0.0, BEGINS_S - 0.1], engines)
-    assert (driver.said, engines.trainers, training.undecided) == ([(1, False)], 0, True)
+    assert (driver.said, engines.trainers, training.may_begin) == ([(1, False)], 0, True)
     for more_s in (0.0, 0.25):
         training.idle([0.0, BEGINS_S + more_s], engines)
-    assert (engines.trainers, training.undecided) == (1, False)
+    assert (engines.trainers, training.may_begin) == (1, False)
     training.reached("sampled", 1)
     training.idle([60.0], engines)
     assert driver.said == ([(1, False), 1] if yields else [(1, False), (1, True), 1])
