@@ -148,13 +148,18 @@ class DrafterTraining:
 
     def start_trainers(self, dispatcher: RolloutDispatcher) -> None:
         """Start all workers' trainers, if training has begun. Does not wait."""
-        if self.payoff is None or self.payoff.begun:
+        if self.begun:
             dispatcher.drafters.start_trainers()
+
+    @property
+    def begun(self) -> bool:
+        """Whether workers have trainers: there was spare time enough for one, or training need not pay."""
+        return self.payoff is None or self.payoff.begun
 
     @property
     def may_begin(self) -> bool:
         """Whether training may begin in this RL step, if workers stay without requests for long enough."""
-        return self._spare_time and self.payoff is not None and not self.payoff.begun and self._wanted
+        return self._spare_time and not self.begun and self._wanted
 
     def idle(self, seconds: Sequence[float], dispatcher: RolloutDispatcher) -> None:
         """Note for how long each worker without requests has had none since the rollout began. Training may begin."""
@@ -354,8 +359,7 @@ class DrafterTraining:
         self._drift.demand()
         if self.payoff is not None:
             self.payoff.demand()
-        trained = self.payoff is None or self.payoff.begun
-        when = "retraining in the next RL step" if trained else "no worker is idle for long enough to train it"
+        when = "retraining in the next RL step" if self.begun else "no worker is idle for long enough to train it"
         self._observer.event("drafter_collapsed", f"{why}: {when}")
 
     def take(self, step: int, step_s: float, speculation: StepSpeculation | None) -> StepDrafter:
